@@ -1,0 +1,1 @@
+"""The parts of the device module, under the names that users of torch_musa import."""

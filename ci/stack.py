@@ -1,0 +1,164 @@
+"""Make the one virtual environment that every heavy nox session shares, layer by layer.
+
+A layer is a folder of ours (installed editable) or a requirements file (a complete, exact closure, so pip never
+resolves anything). Each layer leaves a stamp with the hash of what it was made from, and is redone only when that
+changes. Run by nox with any Python of the right version: standard library only.
+
+    python ci/stack.py train test          # prints the interpreter's path as its last line
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = ROOT / ".nox" / "stack"
+INSTALL_LIMIT_S = 3600
+PROGRESS_EVERY_S = 20
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer installs.
+
+    Attributes:
+        summary: what the user reads while it installs.
+        requirements: requirements files, relative to the checkout.
+        packages: folders of this checkout, installed editable.
+        needs: layers that must be there first.
+    """
+
+    summary: str
+    requirements: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+LAYERS = {
+    "train": Layer(
+        "torch, verl, Ray, transformers and the simulated device (about 2 GB)",
+        requirements=("images/sim/requirements-train.txt",),
+        packages=(".", "ci/musa_sim"),
+    ),
+    "rollout": Layer(
+        "SGLang and what it imports",
+        requirements=("images/sim/requirements-rollout.txt",),
+        packages=("ci/sgl_kernel_stub",),
+        needs=("train",),
+    ),
+    "test": Layer("pytest and its plugins", requirements=("ci/requirements-test.txt",), needs=("train",)),
+}
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Return ``names`` with what they need, each once, needs first."""
+    ordered: list[str] = []
+    for name in names:
+        for step in (*in_order(LAYERS[name].needs), name):
+            if step not in ordered:
+                ordered.append(step)
+    return ordered
+
+
+def fingerprint(layer: Layer) -> str:
+    """Hash everything that decides a layer's content."""
+    digest = hashlib.sha256(sys.version.encode())
+    for name in layer.requirements:
+        digest.update((ROOT / name).read_bytes())
+    for folder in layer.packages:
+        digest.update((ROOT / folder / "pyproject.toml").read_bytes())
+    return digest.hexdigest()
+
+
+def count(requirements: Sequence[str]) -> int:
+    """Return how many packages the requirements files pin."""
+    lines = [line for name in requirements for line in (ROOT / name).read_text().splitlines()]
+    return sum(1 for line in lines if line.strip() and not line.lstrip().startswith(("#", "-")))
+
+
+def run_logged(command: Sequence[str], log: Path, what: str) -> None:
+    """Run ``command`` with its output in ``log``, saying every few seconds that it is alive.
+
+    Raises:
+        SystemExit: the command failed or ran past ``INSTALL_LIMIT_S``; the log's last lines are shown.
+    """
+    started = time.monotonic()
+    with log.open("ab") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, cwd=ROOT)
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(timeout=PROGRESS_EVERY_S)
+                except subprocess.TimeoutExpired:
+                    elapsed = time.monotonic() - started
+                    print(f"   … {what}: {elapsed:.0f} s so far", flush=True)
+                    if elapsed > INSTALL_LIMIT_S:
+                        raise SystemExit(f"{what}: gave up after {INSTALL_LIMIT_S} s; see {log}") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise SystemExit(f"{what} failed (exit {process.returncode}); the end of {log}:\n{tail}")
+
+
+def make_environment(python: Path) -> None:
+    """Create the virtual environment when it is missing or belongs to another Python version."""
+    config = ENVIRONMENT / "pyvenv.cfg"
+    version = ".".join(map(str, sys.version_info[:3]))
+    if python.exists() and config.exists() and version in config.read_text():
+        return
+    print(f"-> new environment {ENVIRONMENT.relative_to(ROOT)} (Python {version})", flush=True)
+    command = [sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)]
+    subprocess.run(command, check=True, timeout=300)
+
+
+def install(name: str, python: Path) -> None:
+    """Install one layer unless its stamp says that it is there already."""
+    layer = LAYERS[name]
+    stamp = ENVIRONMENT / f"layer-{name}.sha256"
+    wanted = fingerprint(layer)
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    log = ENVIRONMENT / f"layer-{name}.log"
+    log.unlink(missing_ok=True)
+    stamp.unlink(missing_ok=True)
+    started = time.monotonic()
+    print(f"-> {name}: {layer.summary}; {count(layer.requirements)} pinned packages, log {log}", flush=True)
+    pip = [str(python), "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]
+    files = [argument for file in layer.requirements for argument in ("-r", file)]
+    run_logged([*pip, *files], log, f"{name}: installing")
+    for folder in layer.packages:
+        run_logged([*pip, "-e", f"./{folder}"], log, f"{name}: installing {folder}")
+    # Two processes compile faster than pip's one, and every Ray worker imports from these files.
+    libraries = sysconfig.get_path("purelib", vars={"base": str(ENVIRONMENT), "platbase": str(ENVIRONMENT)})
+    compile_all = ["-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", libraries]
+    # Some wheels carry templates or Python 2 files that do not compile; only a crash of compileall matters.
+    subprocess.run([str(python), *compile_all], check=False, timeout=INSTALL_LIMIT_S, capture_output=True)
+    stamp.write_text(wanted)
+    print(f"   {name}: done in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Install the layers named on the command line."""
+    parser = argparse.ArgumentParser(description="Make the shared environment of the heavy sessions.")
+    parser.add_argument("layers", nargs="+", choices=sorted(LAYERS))
+    names = in_order(parser.parse_args().layers)
+    python = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    make_environment(python)
+    for name in names:
+        install(name, python)
+
+
+if __name__ == "__main__":
+    main()

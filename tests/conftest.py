@@ -1,0 +1,79 @@
+"""Shared pytest set-up."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+RECIPE = """\
+schema: 1
+name: {name}
+version: 0.1.0
+summary: A recipe for tests
+image: sim
+device: {{type: musa, simulated: true}}
+model: {{path: "${{recipe.dir}}/model", architecture: Qwen3ForCausalLM}}
+data: {{train: ["${{recipe.dir}}/train.parquet"], val: ["${{recipe.dir}}/val.parquet"]}}
+reward: {{file: reward.py, function: compute_score}}
+cluster: {{nodes: 1, devices_per_node: 2, cpus_per_node: 16, host_memory_gib: 8}}
+seed: 17
+"""
+
+CONFIG = """\
+algorithm.adv_estimator: grpo
+data.train_batch_size: 8
+data.max_prompt_length: 16
+data.max_response_length: 16
+actor_rollout_ref.actor.strategy: fsdp2
+actor_rollout_ref.actor.ppo_mini_batch_size: 8
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 4
+actor_rollout_ref.actor.optim.lr: 3e-3
++actor_rollout_ref.model.override_config.attn_implementation: sdpa
+actor_rollout_ref.rollout.name: sglang
+actor_rollout_ref.rollout.n: 4
+actor_rollout_ref.rollout.tensor_model_parallel_size: 1
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu: 4
+"""
+
+REWARD = """\
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return float(solution_str == ground_truth)
+"""
+
+MakeRecipe = Callable[..., Path]
+
+
+@pytest.fixture
+def make_recipe(tmp_path: Path) -> MakeRecipe:
+    """Writes a small valid recipe and returns its folder.
+
+    Keyword arguments: ``name``; ``replace`` (pairs applied to recipe.yaml); ``extra`` (lines added to recipe.yaml);
+    ``config``, ``reward`` and ``runtime_env`` (contents of those files).
+    """
+
+    def make(
+        *,
+        name: str = "tiny",
+        replace: tuple[tuple[str, str], ...] = (),
+        extra: str = "",
+        config: str = CONFIG,
+        reward: str = REWARD,
+        runtime_env: str | None = None,
+    ) -> Path:
+        folder = tmp_path / "recipes" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        text = RECIPE.format(name=name) + textwrap.dedent(extra)
+        for old, new in replace:
+            assert old in text, f"nothing to replace: {old!r}"
+            text = text.replace(old, new)
+        (folder / "recipe.yaml").write_text(text, encoding="utf-8")
+        (folder / "config.yaml").write_text(config, encoding="utf-8")
+        (folder / "reward.py").write_text(reward, encoding="utf-8")
+        if runtime_env is not None:
+            (folder / "runtime_env.yaml").write_text(runtime_env, encoding="utf-8")
+        return folder
+
+    return make

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from verl_musa.device import ipc
+
+
+def _share(tensor: torch.Tensor) -> bytes:
+    return bytes(ForkingPickler.dumps(tensor))
+
+
+def test_a_host_copy_leaves_the_trainers_tensor_alone() -> None:
+    owned = torch.arange(8.0)
+    copy = ipc.to_host(owned)
+    assert torch.equal(copy, owned)
+    assert copy.data_ptr() != owned.data_ptr()
+    with ipc.host_sharing():
+        _share(copy)
+    assert copy.is_shared()
+    assert not owned.is_shared()
+
+
+def test_strategy_is_file_system_inside_and_restored_after() -> None:
+    before = torch.multiprocessing.get_sharing_strategy()
+    with ipc.host_sharing():
+        assert torch.multiprocessing.get_sharing_strategy() == "file_system"
+    assert torch.multiprocessing.get_sharing_strategy() == before
+
+
+def test_on_error_strategy_is_restored_and_segments_are_gone() -> None:
+    before = torch.multiprocessing.get_sharing_strategy()
+    existing = ipc.shared_segments()
+    tensors = [torch.ones(4096), torch.zeros(4096)]
+
+    def refused_update() -> None:
+        with ipc.host_sharing():
+            for tensor in tensors:
+                _share(tensor)
+            assert len(ipc.shared_segments() - existing) == 2
+            raise ConnectionError("HTTP 400")
+
+    with pytest.raises(ConnectionError, match="HTTP 400"):
+        refused_update()
+    assert torch.multiprocessing.get_sharing_strategy() == before
+    assert ipc.shared_segments() == existing
+
+
+def test_only_this_processes_segments_are_counted() -> None:
+    with ipc.host_sharing():
+        tensor = torch.ones(16)
+        _share(tensor)
+        names = ipc.shared_segments()
+    assert names
+    assert all(name.startswith(f"torch_{os.getpid()}_") for name in names)
+
+
+def _patch_torch() -> tuple[ModuleType, list[str]]:
+    calls: list[str] = []
+    module = ModuleType("patch_torch")
+    module.__dict__["reductions"] = SimpleNamespace(
+        _reduce_tensor_original=lambda tensor: calls.append("torch") or "torch",
+        reduce_tensor=None,
+        init_reductions=lambda: calls.append("init"),
+    )
+    module.__dict__["_reduce_tensor_modified"] = lambda tensor: calls.append("sglang") or "sglang"
+    return module, calls
+
+
+def test_host_tensors_go_to_torch_and_device_tensors_to_sglang() -> None:
+    module, calls = _patch_torch()
+    ipc.route_host_tensors(module)
+    reducer: Any = module._reduce_tensor_modified
+    assert reducer(torch.ones(1)) == "torch"
+    assert reducer(torch.ones(1, device="meta")) == "sglang"
+    assert calls == ["init", "torch", "sglang"]
+
+
+def test_routing_twice_changes_nothing_more() -> None:
+    module, _ = _patch_torch()
+    ipc.route_host_tensors(module)
+    first = module._reduce_tensor_modified
+    ipc.route_host_tensors(module)
+    assert module._reduce_tensor_modified is first
+
+
+def test_a_changed_sglang_is_noticed() -> None:
+    with pytest.raises(AttributeError, match="_reduce_tensor_modified"):
+        ipc.route_host_tensors(ModuleType("patch_torch"))
+
+
+def test_pickled_host_tensor_comes_back_equal() -> None:
+    tensor = torch.arange(32.0)
+    with ipc.host_sharing():
+        data = _share(ipc.to_host(tensor))
+        assert torch.equal(pickle.loads(data), tensor)  # noqa: S301 - our own bytes

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl_musa.device import proof
+from verl_musa.device.expect import EXPECT_ENV, RUN_DIR_ENV, ExpectationError
+
+FACTS: dict[str, Any] = {
+    "role": "fsdp-language_model",
+    "platform": "musa",
+    "device": "musa",
+    "device_name": "MUSA simulator",
+    "device_index": 1,
+    "backend": "mccl",
+    "simulated": True,
+    "pid": os.getpid(),
+    "node": "host",
+    "rank": 1,
+    "world_size": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(EXPECT_ENV, json.dumps({"device": "musa", "backend": "mccl", "simulated": True}))
+    monkeypatch.setenv(RUN_DIR_ENV, str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+
+def _found(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
+    monkeypatch.setattr(proof, "find_facts", lambda role: {**FACTS, "role": role, **changed})
+
+
+def test_proof_is_written_with_all_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _found(monkeypatch)
+    proof.prove("fsdp-language_model")
+    path = tmp_path / "logs" / "proof" / f"fsdp-language_model-{os.getpid()}.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == FACTS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("device", "cuda"), ("backend", "gloo"), ("simulated", False), ("device_index", 0)]
+)
+def test_a_mismatch_stops_the_worker_and_leaves_no_proof(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: Any
+) -> None:
+    _found(monkeypatch, **{name: value})
+    with pytest.raises(ExpectationError, match=f"found {name.replace('_', ' ')}"):
+        proof.prove("fsdp-language_model")
+    assert not list((tmp_path / "logs").rglob("*.json")) if (tmp_path / "logs").exists() else True
+
+
+def test_a_single_worker_may_use_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    _found(monkeypatch, world_size=1, device_index=0)
+    assert proof.prove("fsdp-language_model")["device_index"] == 0
+
+
+def test_without_an_expectation_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(EXPECT_ENV)
+    _found(monkeypatch, device="cpu", backend="gloo")
+    assert proof.prove("x")["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("package", "expected"),
+    [
+        (
+            SimpleNamespace(mccl=SimpleNamespace(counters=lambda: {"allreduce": {"calls": 3}})),
+            {"allreduce": {"calls": 3}},
+        ),
+        (SimpleNamespace(), None),
+    ],
+)
+def test_counters_are_written_or_null(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: Any, expected: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_musa", package)
+    proof.write_counters()
+    path = tmp_path / "logs" / "proof" / f"mccl-{os.getpid()}.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == {"pid": os.getpid(), "counters": expected}
+
+
+def test_backend_is_the_one_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = ModuleType("torch")
+    torch.__dict__["distributed"] = SimpleNamespace(get_backend_config=lambda: "cpu:gloo,musa:mccl")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert proof.group_backend("musa") == "mccl"
+    with pytest.raises(ExpectationError, match="no backend for device 'npu'"):
+        proof.group_backend("npu")

@@ -1,0 +1,107 @@
+"""Whole jobs through the command line, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from verl_musa.cluster.processes import OwnedProcesses
+
+JOB_LIMIT_S = 900
+RECIPE = "qwen3-tiny-dense"
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the run's metrics, one mapping a step; empty before the first step."""
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def record_of(run_dir: Path) -> dict[str, Any]:
+    """Return the run's `run.json`."""
+    record: dict[str, Any] = json.loads((run_dir / "run.json").read_text())
+    return record
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """Return the live processes of this run."""
+    return OwnedProcesses(run_dir.name).refresh()
+
+
+@dataclass
+class Cli:
+    """The `verl-musa` command with its own runs folder; ends what it started."""
+
+    runs: Path
+    log: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[bytes]:
+        """Start `verl-musa run …` in the background with its output in ``log``."""
+        command = [str(Path(sys.executable).with_name("verl-musa")), "run", *arguments]
+        with self.log.open("ab") as stream:
+            process = subprocess.Popen(
+                [*command, "--runs-dir", str(self.runs)],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **env},
+            )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, **env: str) -> int:
+        """Run `verl-musa run …` to its end and return the exit code."""
+        return self.start(*arguments, **env).wait(timeout=JOB_LIMIT_S)
+
+    def run_dirs(self) -> list[Path]:
+        """Return the run directories made so far, oldest first."""
+        return sorted(path.parent for path in self.runs.glob("*/*/run.json"))
+
+    def wait_for_step(self, process: subprocess.Popen[bytes], step: int) -> Path:
+        """Wait until the newest run has logged ``step`` and return its directory."""
+        deadline = time.monotonic() + JOB_LIMIT_S
+        while time.monotonic() < deadline:
+            assert process.poll() is None, f"ended early with {process.returncode}:\n{self.output()[-4000:]}"
+            dirs = self.run_dirs()
+            if dirs and len(metrics_of(dirs[-1])) >= step:
+                return dirs[-1]
+            time.sleep(0.2)
+        raise AssertionError(f"no step {step} within {JOB_LIMIT_S} s:\n{self.output()[-4000:]}")
+
+    def output(self) -> str:
+        """Return what the command has printed so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def close(self) -> None:
+        """Interrupt what still runs, then make sure that it is gone."""
+        for process in self.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(timeout=120)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    command = Cli(runs=tmp_path / "runs", log=tmp_path / "output.txt")
+    try:
+        yield command
+    finally:
+        command.close()
+        sys.stdout.write(command.output()[-20000:])

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from verl_musa.observe.proof import device_pids, mccl_calls, plugin_failures, read_proofs, wrong_proofs
+
+EXPECTED = {"device": "musa", "backend": "mccl", "simulated": True}
+
+
+def write(folder: Path, name: str, **values: Any) -> None:
+    (folder / name).write_text(json.dumps(values))
+
+
+def test_proofs_are_read_and_held_against_the_expectation(tmp_path: Path) -> None:
+    write(tmp_path, "actor-1.json", pid=1, device="musa", backend="mccl", simulated=True)
+    write(tmp_path, "actor-2.json", pid=2, device="cpu", backend="gloo", simulated=True)
+    write(tmp_path, "mccl-1.json", allreduce=2)
+    (tmp_path / "actor-3.json").write_text('{"pid": 3, "dev')
+    proofs = read_proofs(tmp_path)
+    assert [proof["pid"] for proof in proofs] == [1, 2]
+    (wrong,) = wrong_proofs(proofs, EXPECTED)
+    assert wrong.startswith("actor-2.json: worker 2 ran with device 'cpu' (expected 'musa'), backend 'gloo'")
+
+
+def test_a_proof_that_leaves_a_field_out_is_wrong(tmp_path: Path) -> None:
+    write(tmp_path, "actor-1.json", pid=1, device="musa", simulated=True)
+    assert "backend None" in wrong_proofs(read_proofs(tmp_path), EXPECTED)[0]
+
+
+def test_collectives_are_summed_in_every_form(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "mccl-1.json",
+        pid=1,
+        counters={"allreduce": {"calls": 2, "bytes": 80}, "barrier": {"calls": 1}},
+    )
+    write(tmp_path, "mccl-2.json", pid=2, rank=0, allreduce=3)
+    (tmp_path / "mccl-3.json").write_text("[")
+    write(tmp_path, "mccl-4.json", pid=4, counters=None)
+    assert mccl_calls(tmp_path) == {"allreduce": 5, "barrier": 1}
+    assert mccl_calls(tmp_path / "none") == {}
+
+
+def test_the_workers_that_own_a_device() -> None:
+    actors = [
+        {"pid": 1, "state": "ALIVE", "required_resources": {"CPU": 1, "GPU": 0.3}},
+        {"pid": 2, "state": "ALIVE", "required_resources": {"CPU": 1}},
+        {"pid": 3, "state": "DEAD", "required_resources": {"GPU": 1}},
+        {"pid": 4, "state": "ALIVE", "required_resources": {"GPU_group_1_ab": 0.3}},
+        {"pid": 5, "state": "ALIVE", "required_resources": None},
+    ]
+    assert device_pids(actors) == {1, 4}
+
+
+def test_every_proof_of_a_worker_counts(tmp_path: Path) -> None:
+    write(tmp_path, "actor-1.json", pid=1, device="musa", backend="gloo", simulated=True)
+    write(tmp_path, "ref-1.json", pid=1, device="musa", backend="mccl", simulated=True)
+    assert len(wrong_proofs(read_proofs(tmp_path), EXPECTED)) == 1
+
+
+def test_a_plugin_that_did_not_load_says_why(tmp_path: Path) -> None:
+    (tmp_path / "failed-7.txt").write_text("ImportError: no torch_musa\n\nTraceback ...\n")
+    assert plugin_failures(tmp_path) == ["failed-7.txt: ImportError: no torch_musa"]

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from verl_musa.errors import RunError
+from verl_musa.recipe import dump_config, load_recipe
+from verl_musa.run.directory import RunDirectory
+from verl_musa.run.record import ProcessFacts, RunRecord
+from verl_musa.run.resume import TRACKER, check_resumable, check_same_config, find_checkpoint
+
+RECIPE = load_recipe(str(Path(__file__).parents[1] / "fixtures" / "fake_recipe"))
+
+
+def save(folder: Path, step: int, *, tracker: bool = True, world: int = 2) -> Path:
+    actor = folder / f"global_step_{step}" / "actor"
+    actor.mkdir(parents=True)
+    for kind in ("model", "optim", "extra_state"):
+        for rank in range(world):
+            (actor / f"{kind}_world_size_{world}_rank_{rank}.pt").write_text("x")
+    (actor.parent / "data.pt").write_text("x")
+    if tracker:
+        (folder / TRACKER).write_text(str(step))
+    return actor.parent
+
+
+def test_the_last_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+    assert find_checkpoint(tmp_path) == (None, [])
+    save(tmp_path, 2)
+    save(tmp_path, 10)
+    save(tmp_path, 12, tracker=False)
+    (tmp_path / "global_step_x").mkdir()
+    found, problems = find_checkpoint(tmp_path)
+    assert found is not None
+    assert (found.step, found.path) == (10, tmp_path / "global_step_10")
+    assert problems == ["checkpoint of step 12 ignored: verl had not finished writing it"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: (path / "data.pt").unlink(), "no data.pt"),
+        (lambda path: (path / "actor" / "model_world_size_2_rank_1.pt").unlink(), "no model of rank 1"),
+        (
+            lambda path: (path / "actor" / "optim_world_size_2_rank_0.pt").write_text(""),
+            "optim_world_size_2_rank_0.pt is",
+        ),
+        (lambda path: [file.unlink() for file in (path / "actor").iterdir()], "no actor state"),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_ignored_and_said(
+    tmp_path: Path, damage: object, said: str
+) -> None:
+    save(tmp_path, 2)
+    damage(save(tmp_path, 4))  # type: ignore[operator]
+    found, problems = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 2
+    assert len(problems) == 1
+    assert said in problems[0]
+
+
+def test_without_a_tracker_nothing_is_whole(tmp_path: Path) -> None:
+    save(tmp_path, 2, tracker=False)
+    assert find_checkpoint(tmp_path)[0] is None
+
+
+def test_a_run_that_still_goes_on_is_refused(run: RunDirectory, record: RunRecord) -> None:
+    check_resumable(record, run, RECIPE)
+    me = psutil.Process()
+    record.attempt.runner = ProcessFacts(pid=me.pid, started=me.create_time())
+    with pytest.raises(RunError, match="still goes on") as caught:
+        check_resumable(record, run, RECIPE)
+    assert f"process {me.pid} on here" in str(caught.value)
+    record.set_status("failed", "x")
+    check_resumable(record, run, RECIPE)
+
+
+def test_a_run_of_another_version_is_refused(run: RunDirectory, record: RunRecord) -> None:
+    record.recipe.version = "0.0.9"
+    with pytest.raises(RunError, match="another recipe or version") as caught:
+        check_resumable(record, run, RECIPE)
+    assert "fake_recipe 0.0.9" in str(caught.value)
+
+
+def test_another_config_is_refused_with_a_diff(run: RunDirectory) -> None:
+    old = {
+        "trainer": {"save_freq": 2, "resume_mode": "auto", "n": {"a": 1}},
+        "lr": "1e-6",
+        "ref": "${trainer.save_freq}",
+    }
+    run.config.write_text(dump_config(old))
+    new = {**old, "trainer": {"save_freq": 3, "resume_mode": "resume_path", "n": {"a": 2}}}
+    check_same_config(run, old, set())
+    check_same_config(run, new, {"trainer.save_freq", "trainer.n"})
+    with pytest.raises(RunError, match="no longer gives the config") as caught:
+        check_same_config(run, new, {"trainer.n"})
+    message = str(caught.value)
+    assert "-trainer.save_freq: 2" in message
+    assert "+trainer.save_freq: 3" in message
+    assert "trainer.n" not in message
+    assert "resume_mode" not in message

@@ -1,0 +1,125 @@
+"""``verl-musa recipe``: list, show and check recipes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(help="List, show and check recipes.", no_args_is_help=True)
+
+Name = Annotated[
+    str, typer.Argument(help="Name of a recipe, a unique start of it, or the path of its folder.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key of verl's config, as in config.yaml; may be repeated. A key that verl lacks needs '+'.",
+    ),
+]
+Site = Annotated[
+    Path | None,
+    typer.Option(
+        "--site", help="The site.yaml to use. Default: $VERL_MUSA_SITE, else the nearest one upwards."
+    ),
+]
+
+
+@app.command("list")
+def list_() -> None:
+    """List the recipes that can be named, with their one-line summaries.
+
+    Looked for in $VERL_MUSA_RECIPES (folders joined by ':') when set, else in the nearest 'recipes' folder upwards.
+    """
+    from verl_musa.errors import VerlMusaError
+    from verl_musa.recipe import list_recipes, load_recipe
+
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("recipe", "version", "device", "summary"):
+        table.add_column(column, overflow="fold")
+    for name, folder in list_recipes().items():
+        try:
+            recipe = load_recipe(str(folder.resolve()))
+        except VerlMusaError as error:
+            table.add_row(name, "?", "?", f"cannot be read: {error.where or ''} {error.message}")
+            continue
+        kind = f"{recipe.device.type}, simulated" if recipe.device.simulated else recipe.device.type
+        table.add_row(name, recipe.version, kind, recipe.summary)
+    Console().print(table if table.row_count else "no recipes found")
+
+
+@app.command("show")
+def show(
+    name: Name,
+    resolved: Annotated[bool, typer.Option("--resolved", help="Print verl's whole composed config.")] = False,
+    portable: Annotated[
+        bool,
+        typer.Option(
+            "--portable",
+            help="With --resolved: name this machine's folders symbolically, as golden files hold them.",
+        ),
+    ] = False,
+    sets: Sets = None,
+    site: Site = None,
+) -> None:
+    """Print a recipe as written, or with --resolved the config that verl would get.
+
+    --set without --resolved prints the overrides in the order in which they apply, each with its origin.
+    """
+    from verl_musa.recipe import dump_config, load_recipe, load_site, resolve
+    from verl_musa.recipe import portable as make_portable
+
+    recipe = load_recipe(name)
+    if not resolved and not sets:
+        sys.stdout.write(recipe.document.path.read_text(encoding="utf-8"))
+        return
+    found = resolve(
+        recipe, run_dir=Path("runs", recipe.name, "RUN-ID"), site=load_site(site), sets=sets or ()
+    )
+    if resolved:
+        sys.stdout.write(dump_config(make_portable(found) if portable else found.config))
+        return
+    for override in found.overrides:
+        sys.stdout.write(f"{override.text}    # {override.origin}\n")
+
+
+@app.command("check")
+def check(
+    name: Name,
+    sets: Sets = None,
+    site: Site = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    assets: Annotated[
+        bool,
+        typer.Option("--assets/--no-assets", help="Make the recipe's assets first where they are missing."),
+    ] = True,
+) -> None:
+    """Check a recipe before it is run: its files, verl's config, the model, the prompts, the reward function.
+
+    Exit code: 0 when nothing failed (warnings are shown), 2 when a check failed or a file has a mistake, 3 when
+    nothing failed but something could not be looked at.
+    """
+    from verl_musa.checks import exit_code, render, to_json
+    from verl_musa.data import check_recipe
+    from verl_musa.recipe import assets_dir, ensure_assets, load_recipe, load_site, resolve
+
+    recipe = load_recipe(name)
+    found = resolve(
+        recipe, run_dir=Path("runs", recipe.name, "RUN-ID"), site=load_site(site), sets=sets or ()
+    )
+    if assets and recipe.assets is not None:
+        ensure_assets(recipe, progress=lambda line: typer.echo(line, err=True))
+    folder = assets_dir(recipe)
+    results = check_recipe(found, assets_ready=folder is None or folder.is_dir())
+    if as_json:
+        typer.echo(json.dumps({"recipe": recipe.name, **to_json(results)}, indent=2, ensure_ascii=False))
+    else:
+        render(results, Console())
+    raise typer.Exit(exit_code(results))

@@ -1,0 +1,86 @@
+"""Calls a reward function on a few rows, in a process of its own. Standard library only; run by path, never imported.
+
+    python _probe.py JOB.json RESULT.json
+
+JOB: {"file", "function", "kwargs", "seconds", "samples": [{"data_source", "solution_str", "ground_truth",
+"extra_info"}]}. RESULT: {"scores": [...]} or {"error": {"message", "line", "sample"}}. When the function hangs, the
+stack is written to RESULT.json.stack and the process ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import importlib.util
+import inspect
+import json
+import math
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def _line_in(file: str, error: BaseException) -> int | None:
+    """Line of the innermost frame of ``error`` that lies in ``file``."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return lines[-1] if lines else None
+
+
+def _load(file: str, function: str) -> Any:
+    spec = importlib.util.spec_from_file_location("reward_under_check", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return getattr(module, function)
+
+
+def _score(function: Any, sample: dict[str, Any], kwargs: dict[str, Any]) -> float:
+    value = function(**sample, **kwargs)
+    if inspect.iscoroutine(value):
+        value = asyncio.run(value)
+    if isinstance(value, dict):
+        if "score" not in value:
+            raise TypeError(
+                f"returned a dict without 'score', with {', '.join(map(str, value)) or 'no keys'}"
+            )
+        value = value["score"]
+    if value is None or isinstance(value, str | bytes):
+        raise TypeError(f"returned {value!r}, not a number")
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"returned {type(value).__name__} {value!r}, not a number") from None
+    if not math.isfinite(score):
+        raise ValueError(f"returned {score}, not a finite number")
+    return score
+
+
+def _run(job: dict[str, Any]) -> dict[str, Any]:
+    sample: dict[str, Any] | None = None
+    try:
+        function = _load(job["file"], job["function"])
+        scores = []
+        for sample in job["samples"]:
+            scores.append(_score(function, dict(sample), job["kwargs"]))
+    except BaseException as error:  # noqa: BLE001  (SystemExit and KeyboardInterrupt of the function included)
+        message = f"{type(error).__name__}: {error}"
+        return {"error": {"message": message, "line": _line_in(job["file"], error), "sample": sample}}
+    return {"scores": scores}
+
+
+def _main(job_file: Path, result_file: Path) -> None:
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    with Path(f"{result_file}.stack").open("w", encoding="utf-8") as stack:
+        faulthandler.dump_traceback_later(job["seconds"], exit=True, file=stack)
+        result = _run(job)
+        faulthandler.cancel_dump_traceback_later()
+    result_file.write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,118 @@
+"""Proofs: each worker writes down where it really runs, and how often it used the device's collectives.
+
+``<run directory>/logs/proof/<role>-<pid>.json`` is written once the worker's process group exists, and only if it agrees
+with the run's expectation; ``mccl-<pid>.json`` after each batch and at exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+from verl_musa.device.expect import ExpectationError, expectation, proof_dir, write_atomically
+
+
+def find_facts(role: str) -> dict[str, Any]:
+    """Ask torch, verl and the process group what this worker runs on.
+
+    Returns:
+        role, platform, device, device_name, device_index, backend, simulated, pid, node, rank, world_size.
+
+    Raises:
+        RuntimeError: verl has no platform, or the device does not answer.
+    """
+    import torch
+    from verl.plugin.platform import get_platform
+
+    platform = get_platform()
+    device = platform.device_name
+    group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    module = platform.device_module
+    namer = getattr(module, "get_device_name", None)
+    return {
+        "role": role,
+        "platform": os.environ.get("VERL_PLATFORM", device),
+        "device": device,
+        "device_name": str(namer(platform.current_device())) if namer and platform.is_available() else None,
+        "device_index": platform.current_device() if platform.is_available() else None,
+        "backend": group_backend(device) if group else platform.communication_backend_name(),
+        "simulated": bool(getattr(sys.modules.get("torch_musa"), "__simulator__", False)),
+        "pid": os.getpid(),
+        "node": socket.gethostname(),
+        "rank": torch.distributed.get_rank() if group else None,
+        "world_size": torch.distributed.get_world_size() if group else None,
+    }
+
+
+def group_backend(device: str) -> str:
+    """Return the backend that the default process group uses for ``device``.
+
+    Raises:
+        ExpectationError: the group has no backend for that device.
+    """
+    import torch
+
+    config = str(torch.distributed.get_backend_config())
+    backends = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
+    if device not in backends:
+        raise ExpectationError(f"the process group has no backend for device {device!r}: found {config!r}")
+    return backends[device]
+
+
+def check(facts: dict[str, Any]) -> None:
+    """Compare ``facts`` with the run's expectation.
+
+    Raises:
+        ExpectationError: they differ, or this worker computes on another device than its LOCAL_RANK says.
+    """
+    expected = expectation()
+    if expected is None:
+        return
+    for name in ("device", "backend", "simulated"):
+        if facts[name] != getattr(expected, name):
+            raise ExpectationError(
+                f"worker {facts['role']} (pid {facts['pid']} on {facts['node']}): found {name} {facts[name]!r}, "
+                f"expected {getattr(expected, name)!r}: the run would not measure what it claims to"
+            )
+    local_rank = os.environ.get("LOCAL_RANK")
+    several = (facts["world_size"] or 1) > 1
+    if several and local_rank is not None and facts["device_index"] != int(local_rank):
+        raise ExpectationError(
+            f"worker {facts['role']} (pid {facts['pid']} on {facts['node']}): found device index "
+            f"{facts['device_index']}, expected {local_rank} (LOCAL_RANK): workers would share a device. Set "
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1 in the runtime_env, so that verl selects a device per worker"
+        )
+
+
+def prove(role: str) -> dict[str, Any]:
+    """Find the facts, check them and write the proof.
+
+    Args:
+        role: what this worker is, e.g. ``fsdp-language_model`` or ``sglang-server``; becomes part of the file name.
+
+    Raises:
+        ExpectationError: the worker is not what the run expects; no proof is written then.
+    """
+    facts = find_facts(role)
+    check(facts)
+    folder = proof_dir()
+    if folder is not None:
+        write_atomically(folder / f"{role}-{os.getpid()}.json", json.dumps(facts, indent=1))
+        atexit.register(write_counters)
+    return facts
+
+
+def write_counters() -> None:
+    """Write the collective counters of this process, null where torch_musa keeps none (real hardware)."""
+    folder = proof_dir()
+    if folder is None:
+        return
+    mccl = getattr(sys.modules.get("torch_musa"), "mccl", None)
+    reader = getattr(mccl, "counters", None)
+    counters = reader() if reader is not None else None
+    text = json.dumps({"pid": os.getpid(), "counters": counters}, indent=1)
+    write_atomically(folder / f"mccl-{os.getpid()}.json", text)

@@ -1,0 +1,1 @@
+"""What a run says while it goes: metrics, progress, proofs, and who died of what."""

@@ -1,0 +1,30 @@
+"""Recipes: what a user types, checked and turned into verl's config.
+
+Public face: :func:`load_recipe`, :func:`list_recipes`, :func:`load_site`, :func:`resolve`, :func:`ensure_assets`.
+"""
+
+from __future__ import annotations
+
+from verl_musa.recipe.assets import assets_dir, discard_assets, ensure_assets
+from verl_musa.recipe.compose import dump_config
+from verl_musa.recipe.load import default_roots, list_recipes, load_recipe, load_site
+from verl_musa.recipe.overrides import Override
+from verl_musa.recipe.resolution import Resolved, portable, resolve
+from verl_musa.recipe.schema import Recipe, Site
+
+__all__ = [
+    "Override",
+    "Recipe",
+    "Resolved",
+    "Site",
+    "assets_dir",
+    "default_roots",
+    "discard_assets",
+    "dump_config",
+    "ensure_assets",
+    "list_recipes",
+    "load_recipe",
+    "load_site",
+    "portable",
+    "resolve",
+]

@@ -1,0 +1,233 @@
+"""What a user may write in ``recipe.yaml`` and ``site.yaml`` (schema version 1)."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
+
+from verl_musa.recipe._yaml import Document
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+
+def _stays_inside(value: str) -> str:
+    """Reject what could leave the recipe folder by its spelling; symlinks are looked at when the recipe is loaded."""
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts or "\\" in value or "\0" in value or value in {"", "."}:
+        raise ValueError("must be a relative path inside the recipe folder")
+    return value
+
+
+Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\n\r\x00]+$")]
+Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+DottedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
+InnerPath = Annotated[str, AfterValidator(_stays_inside)]
+Files = Annotated[tuple[Text, ...], Field(min_length=1, strict=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Strict(BaseModel):
+    """No unknown key, no silent conversion, no change after loading."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True, validate_by_name=True
+    )
+
+
+class Device(_Strict):
+    """The device that the job runs on."""
+
+    type: Literal["musa"]
+    """Device name as torch knows it."""
+
+    simulated: bool
+    """True: the hardware-free simulator must be used. False: a real Moore Threads GPU must be used."""
+
+
+class Assets(_Strict):
+    """Files that a seeded script makes once, on first use."""
+
+    script: InnerPath
+    """Python file in the recipe folder, called as ``python SCRIPT --out DIR --seed N``; it must not import its siblings."""
+
+    seed: Seed
+    """Seed handed to the script; part of the cache key."""
+
+    timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 900
+    """Longest time the script may take, in seconds."""
+
+
+class Model(_Strict):
+    """The policy that is trained."""
+
+    path: Text
+    """Folder in Hugging Face layout, usually built from ``${assets.dir}`` or ``${site.NAME}``."""
+
+    architecture: Identifier
+    """Class name that the folder's ``config.json`` must carry in ``architectures``."""
+
+
+class Data(_Strict):
+    """Prompts, in verl's parquet layout."""
+
+    train: Files
+    """Files with the training prompts."""
+
+    val: Files
+    """Files with the validation prompts."""
+
+
+class Reward(_Strict):
+    """The function that scores a response."""
+
+    file: InnerPath
+    """Python file in the recipe folder."""
+
+    function: Identifier = "compute_score"
+    """Function in that file. Default: verl's own (``reward.custom_reward_function.name``)."""
+
+
+class Cluster(_Strict):
+    """The machines that the recipe is written for."""
+
+    nodes: Annotated[int, Field(ge=1, le=4096)]
+    """Number of hosts."""
+
+    devices_per_node: Annotated[int, Field(ge=1, le=64)]
+    """Devices used on each host."""
+
+    cpus_per_node: Annotated[int, Field(ge=1, le=4096)]
+    """Logical CPUs that Ray may hand out on each host; verl's placement asks for 3 per device."""
+
+    host_memory_gib: Annotated[float, Field(gt=0, le=65536)]
+    """Host memory that the job needs on each host, in GiB."""
+
+
+class Trainer(_Strict):
+    """The verl entry point."""
+
+    module: DottedName = "verl.trainer.main_ppo"
+    """Module run as ``python -m MODULE``; its ``config`` folder holds the tree that overrides refer to."""
+
+    config_name: Identifier = "ppo_trainer"
+    """Name of the primary config in that folder."""
+
+
+class Accept(_Strict):
+    """What a finished run must reach to count as a success; a bound that is left out is not held."""
+
+    score_last5_min: float | None = None
+    """Least mean of ``critic/score/mean`` over the last five steps, for runs of the recipe's own length."""
+
+    score_gain_min: Annotated[float, Field(gt=0)] | None = None
+    """Least ratio of that mean to the mean over the first five steps, for runs of the recipe's own length."""
+
+    rollout_probs_diff_max: Annotated[float, Field(gt=0)] | None = None
+    """Largest ``training/rollout_probs_diff_max`` of any step, held at every step of every run."""
+
+
+class Recipe(_Strict):
+    """One ``recipe.yaml``."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    """Version of this schema."""
+
+    name: Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+    """Name of the recipe, equal to its folder's name."""
+
+    version: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+\.\d+([-+][0-9A-Za-z.-]+)?$")]
+    """Version of the recipe, MAJOR.MINOR.PATCH."""
+
+    summary: Text
+    """What it trains, on one line."""
+
+    image: Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+    """Folder under ``images/`` that the recipe runs in."""
+
+    device: Device
+    """The device that the job runs on."""
+
+    assets: Assets | None = None
+    """Files made on first use; leave out when all files exist already."""
+
+    model: Model
+    """The policy that is trained."""
+
+    data: Data
+    """Prompts."""
+
+    reward: Reward | None = None
+    """The scoring function; without it verl picks one of its own by ``data_source``."""
+
+    cluster: Cluster
+    """The machines that the recipe is written for."""
+
+    trainer: Trainer = Trainer()
+    """The verl entry point."""
+
+    accept: Accept | None = None
+    """What a finished run must reach to count as a success."""
+
+    seed: Seed
+    """Seed of the run; set for every ``seed`` and ``data_loader_seed`` that verl's config has."""
+
+    _document: Document | None = PrivateAttr(default=None)
+
+    def attach(self, document: Document) -> Self:
+        """Remember the file that this was read from."""
+        self._document = document
+        return self
+
+    @property
+    def document(self) -> Document:
+        """The file that this recipe was read from, with its line numbers."""
+        if self._document is None:
+            raise ValueError("this Recipe was not read from a file; use load_recipe")
+        return self._document
+
+    @property
+    def folder(self) -> Path:
+        """The recipe folder, absolute, symlinks resolved."""
+        return self.document.path.parent.resolve()
+
+    @property
+    def reward_file(self) -> Path | None:
+        """Absolute path of the reward function's file."""
+        return None if self.reward is None else self.folder / self.reward.file
+
+    @property
+    def assets_script(self) -> Path | None:
+        """Absolute path of the assets script."""
+        return None if self.assets is None else self.folder / self.assets.script
+
+
+class Site(_Strict):
+    """One ``site.yaml``: facts of the machines at hand, kept out of recipes."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
+    """Version of this schema."""
+
+    shared: Annotated[str, StringConstraints(pattern=r"^/[^\n\r\x00]*$")] | None = None
+    """Absolute path of a folder that every host sees under the same name; ``${site.shared}`` in recipes."""
+
+    values: dict[Identifier, Text] = Field(default_factory=dict)
+    """Free named texts; ``models: /x`` here is ``${site.models}`` in recipes."""
+
+    _document: Document | None = PrivateAttr(default=None)
+
+    def attach(self, document: Document) -> Self:
+        """Remember the file that this was read from."""
+        self._document = document
+        return self
+
+    @property
+    def source(self) -> Path | None:
+        """The file it was read from; None where there is no ``site.yaml``."""
+        return None if self._document is None else self._document.path
+
+    def lookup(self) -> dict[str, str]:
+        """Every name that ``${site.NAME}`` may use, with its text."""
+        known = {} if self.shared is None else {"shared": self.shared}
+        return {**self.values, **known}

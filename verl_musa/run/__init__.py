@@ -1,0 +1,51 @@
+"""From a recipe to a finished run directory: bring-up, submit, follow, stop, resume.
+
+Public face: :class:`RunOptions` and :func:`run_recipe`. The rest is imported on first use, so that the guardian
+process stays small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+STALL_MINUTES = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a user asks of ``verl-musa run``.
+
+    Attributes:
+        recipe: name, unique prefix or folder of a recipe.
+        sets: ``key=value`` overrides, in order.
+        resume: run id, unique prefix of one, or path of the run to go on with; None for a new run.
+        dry_run: check and write everything, start nothing.
+        site: the ``site.yaml`` to use; None for the one found from the working directory.
+        runs_dir: folder below which run directories are made.
+        ray_port: port of Ray's own server; None for a free one.
+        dashboard_port: port of Ray's dashboard and Jobs API; None for a free one.
+        stall_minutes: longest time without a new training step.
+    """
+
+    recipe: str
+    sets: tuple[str, ...] = ()
+    resume: str | None = None
+    dry_run: bool = False
+    site: Path | None = None
+    runs_dir: Path = Path("runs")
+    ray_port: int | None = None
+    dashboard_port: int | None = None
+    stall_minutes: float = STALL_MINUTES
+
+
+def run_recipe(options: RunOptions) -> int:
+    """Run a recipe to its end and return the exit code: 0 when it succeeded, 130 when it was interrupted.
+
+    Raises:
+        VerlMusaError: bad input or a host that does not fit (exit code 2).
+        JobFailedError: the job was started and failed (exit code 1).
+    """
+    from verl_musa.run.runner import Runner
+
+    return Runner(options).run()

@@ -1,0 +1,309 @@
+"""Following a submitted job: progress, proofs, and the first sign of trouble."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_musa.cluster.deaths import Death, EngineWatch, dead_actors, describe_actor, driver_log, indented
+from verl_musa.cluster.jobs_api import Job, RayApiError
+from verl_musa.cluster.local_ray import LocalRay
+from verl_musa.cluster.processes import OwnedProcesses
+from verl_musa.errors import JobFailedError
+from verl_musa.observe import metrics
+from verl_musa.observe.display import Display
+from verl_musa.observe.metrics import Rows
+from verl_musa.observe.proof import device_pids, plugin_failures, read_proofs, wrong_proofs
+from verl_musa.run.directory import RunDirectory
+from verl_musa.run.finish import write_metrics
+from verl_musa.run.record import RunRecord
+
+KILLED_CODES = (-9, 137)
+_TOTAL = re.compile(r"Total training steps: (\d+)")
+_EXCEPTION = re.compile(r"^(?:\([^)]*\)\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)$")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the waits, in seconds.
+
+    Attributes:
+        poll: between two looks at the metrics.
+        api: between two looks at Ray's state.
+        stall: longest time without a new step, from submission on.
+        api_lost: longest time for which Ray's dashboard may not answer.
+        death: time that a job gets to end by itself once one of its workers has died.
+        proof: time that the workers' proofs may lag behind the first step.
+    """
+
+    poll: float = 0.5
+    api: float = 2.0
+    stall: float = 1800.0
+    api_lost: float = 120.0
+    death: float = 8.0
+    proof: float = 20.0
+
+
+@dataclass
+class Follower:
+    """Follows one attempt's job to its end.
+
+    Args:
+        run: the run directory.
+        record: its record; ``total_steps`` is filled in once known.
+        ray: the Ray that the job runs in.
+        owned: the run's processes.
+        display: where progress is shown.
+        submission_id: the job.
+        expected: what the workers have to prove.
+        probability_limit: largest allowed difference between rollout and trainer probabilities; None for any.
+        limits: bounds of the waits.
+        tend: called at each look at Ray, to keep the guardian alive.
+    """
+
+    run: RunDirectory
+    record: RunRecord
+    ray: LocalRay
+    owned: OwnedProcesses
+    display: Display
+    submission_id: str
+    expected: dict[str, Any]
+    probability_limit: float | None
+    limits: Limits
+    tend: Callable[[], None]
+    pause: Callable[[float], None] = time.sleep
+    _rows: Rows = field(default_factory=dict)
+    _actors: list[dict[str, Any]] = field(default_factory=list)
+    _deaths: dict[str, Death] = field(default_factory=dict)
+    _death_at: float | None = None
+    _first_step_at: float | None = None
+    _proven: bool = False
+
+    def __post_init__(self) -> None:
+        now = time.monotonic()
+        self._progress_at = self._api_ok_at = now
+        self._api_next = 0.0
+        self._engines = EngineWatch(platform.node())
+        self._shown: set[int] = set()
+
+    def follow(self) -> Rows:
+        """Return the run's rows once the job has succeeded.
+
+        Raises:
+            JobFailedError: it failed, a worker died, a proof is missing or wrong, nothing moves any more, or the
+                rollout's probabilities left the trainer's.
+        """
+        while True:
+            job = self._look_at_ray() if time.monotonic() >= self._api_next else None
+            self._look_at_metrics()
+            if job is not None and job.status == "SUCCEEDED":
+                return self._succeeded()
+            if job is not None and job.ended:
+                raise self._job_failed(job)
+            self._check_ray_lives()
+            self._check_deaths()
+            self._check_proofs(final=False)
+            self._check_progress()
+            self.pause(self.limits.poll)
+
+    def _look_at_ray(self) -> Job | None:
+        self.tend()
+        self._engines.look(self.owned.refresh())
+        try:
+            actors = self.ray.api.actors()
+            job = self.ray.api.job(self.submission_id)
+        except RayApiError as error:
+            if time.monotonic() - self._api_ok_at > self.limits.api_lost:
+                raise self._failure(
+                    f"Ray's dashboard has not answered for {self.limits.api_lost:.0f} s", found=str(error)
+                ) from error
+            job = None
+        else:
+            self._api_ok_at = time.monotonic()
+            self._actors = actors
+            self._note_deaths()
+        self._find_total()
+        self.display.phase(self._waiting_for(job))
+        self._api_next = time.monotonic() + self.limits.api
+        return job
+
+    def _note_deaths(self) -> None:
+        for actor in dead_actors(self._actors):
+            identity = str(actor.get("actor_id"))
+            if identity not in self._deaths:
+                self._deaths[identity] = describe_actor(actor, self.ray.session_dir)
+                self._death_at = self._death_at or time.monotonic()
+
+    def _look_at_metrics(self) -> None:
+        path = self.run.logs / self.record.attempt.metrics_name
+        rows = metrics.read_rows(path)
+        if rows == self._rows:
+            return
+        self._rows = rows
+        self._progress_at = time.monotonic()
+        self._first_step_at = self._first_step_at or time.monotonic()
+        write_metrics(self.run, self.record)
+        for step in sorted(set(rows) - self._shown):
+            self._shown.add(step)
+            self.display.step(step, self.record.total_steps, rows[step])
+            self._check_probabilities(step, rows[step])
+
+    def _check_probabilities(self, step: int, data: dict[str, Any]) -> None:
+        difference = metrics.number(data, metrics.PROBABILITY_DIFFERENCE)
+        limit = self.probability_limit
+        if difference is not None and limit is not None and difference > limit:
+            raise self._failure(
+                f"rollout and trainer disagree: their probabilities differ by {difference:.2e} at step {step}",
+                found=f"{metrics.PROBABILITY_DIFFERENCE} {difference:.2e}",
+                expected=f"at most {limit:.1e} (accept.rollout_probs_diff_max of the recipe)",
+                fix="look at the weight sync first: a rollout engine with old weights shows exactly this",
+            )
+
+    def _find_total(self) -> None:
+        if self.record.total_steps is None and self.ray.session_dir is not None:
+            log = self.ray.session_dir / "logs" / f"job-driver-{self.submission_id}.log"
+            try:
+                found = _TOTAL.search(log.read_text(encoding="utf-8", errors="replace"))
+            except OSError:
+                return
+            if found:
+                self.record.total_steps = int(found[1])
+
+    def _waiting_for(self, job: Job | None) -> str:
+        classes = Counter(
+            str(actor.get("class_name")) for actor in self._actors if actor.get("state") == "ALIVE"
+        )
+        classes.pop("JobSupervisor", None)
+        workers = ", ".join(f"{count} {name}" for name, count in sorted(classes.items()))
+        if job is not None and job.status == "PENDING":
+            return "the job waits for its driver to start"
+        if self._finished_steps():
+            return "the job's end, after its last step"
+        if not workers:
+            return "the job's driver starts"
+        if not self._rows:
+            return f"the first step; workers so far: {workers}"
+        return f"step {max(self._rows) + 1}; workers: {workers}"
+
+    def _finished_steps(self) -> bool:
+        total = self.record.total_steps
+        return total is not None and total in self._rows
+
+    def _check_ray_lives(self) -> None:
+        code = self.ray.exit_code()
+        if code is not None:
+            session = self.ray.session_dir
+            said = (session / "logs" / "ray_process_exit.log") if session else None
+            text = said.read_text(encoding="utf-8", errors="replace") if said and said.exists() else ""
+            raise self._failure(
+                f"Ray itself ended with code {code} while the job ran",
+                found="\n" + indented(text[-2000:]) if text.strip() else None,
+            )
+
+    def _check_deaths(self) -> None:
+        if self._death_at is not None and time.monotonic() - self._death_at > self.limits.death:
+            raise self._worker_died()
+        engine = self._engines.first_death(older_than_s=self.limits.death, session_dir=self.ray.session_dir)
+        if engine is not None and not self._finished_steps():
+            self._deaths = {"engine": engine, **self._deaths}
+            raise self._worker_died()
+
+    def _check_progress(self) -> None:
+        waited = time.monotonic() - self._progress_at
+        if waited > self.limits.stall:
+            job = None
+            raise self._failure(
+                f"nothing has moved for {waited / 60:.0f} minutes",
+                found=f"waiting for {self._waiting_for(job)}",
+                expected="a new step within the bound of --stall-minutes",
+                fix="look at the workers' logs below; a slow recipe needs a larger --stall-minutes",
+            )
+
+    def _check_proofs(self, *, final: bool) -> None:
+        if self._proven and not final:
+            return
+        if not final and self._first_step_at is None:
+            return
+        proofs = read_proofs(self.run.proofs)
+        if wrong := wrong_proofs(proofs, self.expected):
+            raise self._failure(
+                "a worker did not run on the device that the recipe asks for",
+                found="; ".join(wrong),
+                expected=str(self.expected),
+                fix="check `verl-musa env`, and that the image's torch_musa is the one that the recipe wants",
+            )
+        pids = {int(proof["pid"]) for proof in proofs}
+        missing = sorted(device_pids(self._actors) - pids)
+        if len(pids) >= self.record.device.count and not missing:
+            self._proven = True
+            self.record.device.proven = True
+            self.record.device.workers = proofs
+            return
+        if not self._proven and (final or time.monotonic() - (self._first_step_at or 0) > self.limits.proof):
+            raise self._failure(
+                "not every worker that owns a device proved which one it is",
+                found=f"{len(pids)} proofs" + (f", none of the workers {missing}" if missing else ""),
+                expected=f"one of each such worker, {self.record.device.count} at least, in {self.run.proofs}",
+                fix="the verl plugin of this package did not load in the worker: see its log for the reason",
+            )
+
+    def _succeeded(self) -> Rows:
+        self._look_at_metrics()
+        self._check_proofs(final=True)
+        return write_metrics(self.run, self.record)
+
+    def _job_failed(self, job: Job) -> JobFailedError:
+        """Why the job failed: a dead worker if there is one, else what its driver said last."""
+        deadline = time.monotonic() + self.limits.api * 2
+        while not self._deaths and time.monotonic() < deadline:
+            try:
+                self._actors = self.ray.api.actors()
+            except RayApiError:
+                break
+            self._note_deaths()
+            self.pause(self.limits.poll)
+        engine = self._engines.first_death(older_than_s=0.0, session_dir=self.ray.session_dir)
+        if engine is not None and not self._deaths:
+            self._deaths["engine"] = engine
+        if failures := plugin_failures(self.run.proofs):
+            return self._failure(
+                f"the verl plugin did not load in a worker: {failures[0]}", found="; ".join(failures)
+            )
+        if self._deaths:
+            return self._worker_died()
+        return self._driver_failed(job)
+
+    def _driver_failed(self, job: Job) -> JobFailedError:
+        said = driver_log(self.ray.session_dir, self.submission_id) if self.ray.session_dir else ""
+        cause = next(
+            (found[1] for line in reversed(said.splitlines()) if (found := _EXCEPTION.match(line))), ""
+        )
+        if job.exit_code in KILLED_CODES:
+            cause = "its driver was killed by SIGKILL"
+        elif not cause and not job.message.startswith("Job entrypoint command failed"):
+            cause = job.message.strip().partition("\n")[0][:400]
+        code = f" with exit code {job.exit_code}" if job.exit_code is not None else ""
+        return self._failure(
+            f"the job ended{code}" + (f": {cause}" if cause else ""),
+            found=f"its driver's last lines:\n{indented(said)}" if said else job.message[-2000:],
+        )
+
+    def _worker_died(self) -> JobFailedError:
+        first, *others = self._deaths.values()
+        also = "".join(f"\n  and {other.who} (pid {other.pid})" for other in others[:3])
+        return self._failure(f"{first}{also}")
+
+    def _failure(
+        self, message: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None
+    ) -> JobFailedError:
+        return JobFailedError(
+            message,
+            found=found,
+            expected=expected,
+            fix=fix or f"read {self.run.logs}, mend the cause, then go on with --resume {self.run.path.name}",
+        )

@@ -1,0 +1,279 @@
+"""All that happens before anything is started: resolve, make assets, check, and write the run directory."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from verl_musa.cluster.host import check_memory, check_packages, check_port, check_shared_memory
+from verl_musa.cluster.local_ray import RayPlan, object_store_bytes, plan_ray
+from verl_musa.cluster.processes import OwnedProcesses
+from verl_musa.errors import HostError, RunError
+from verl_musa.fileio import write_atomic
+from verl_musa.observe.display import Display
+from verl_musa.recipe import Recipe, Resolved, dump_config, ensure_assets, load_recipe, load_site, resolve
+from verl_musa.run import RunOptions
+from verl_musa.run.directory import RunDirectory, find_run, new_run_id
+from verl_musa.run.facts import git_facts, needed_packages, package_versions
+from verl_musa.run.finish import clean_up, write_metrics
+from verl_musa.run.launch import job_command, job_config, job_runtime_env, launch_script, own_variables
+from verl_musa.run.record import (
+    MASK,
+    Attempt,
+    DeviceFacts,
+    OverrideFacts,
+    ProcessFacts,
+    RayFacts,
+    RecipeFacts,
+    RunRecord,
+    is_secret,
+    load_record,
+    masked_environment,
+    masked_set,
+    masked_value,
+    now,
+)
+from verl_musa.run.resume import Checkpoint, check_resumable, check_same_config, find_checkpoint
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can be started.
+
+    Attributes:
+        resolved: the recipe, resolved for the run directory.
+        run: the run directory; written by :func:`write_directory`.
+        record: its record, with the attempt that is about to start at the end.
+        config: verl's config of this attempt.
+        checkpoint: where the attempt goes on; None for a start from scratch.
+    """
+
+    resolved: Resolved
+    run: RunDirectory
+    record: RunRecord
+    config: dict[str, Any]
+    checkpoint: Checkpoint | None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe."""
+        return self.resolved.recipe
+
+
+def prepare(options: RunOptions, display: Display) -> Prepared:
+    """Check everything that can be checked without starting the job. Writes nothing but the recipe's assets.
+
+    Before a resume (not a dry run) it ends what an earlier attempt left running.
+
+    Raises:
+        VerlMusaError: bad input, or a host that does not fit.
+    """
+    recipe = load_recipe(options.recipe)
+    if options.resume is None:
+        run = RunDirectory((options.runs_dir / recipe.name / new_run_id()).resolve())
+        prepared = _new_run(options, recipe, run)
+    else:
+        run = find_run(options.runs_dir, recipe.name, options.resume)
+        prepared = _resumed_run(options, recipe, run, display)
+        if not options.dry_run:
+            end_leftovers(
+                prepared, display
+            )  # first, for they may hold the memory and ports that are looked at next
+    _check_host(options, prepared.resolved)
+    _check_contents(prepared.resolved, display)
+    return prepared
+
+
+def _resolve(options: RunOptions, recipe: Recipe, run: RunDirectory, sets: Sequence[str]) -> Resolved:
+    resolved = resolve(recipe, run_dir=run.path, site=load_site(options.site), sets=sets)
+    job_runtime_env(resolved, {})  # says what it cannot take
+    return resolved
+
+
+def _new_run(options: RunOptions, recipe: Recipe, run: RunDirectory) -> Prepared:
+    resolved = _resolve(options, recipe, run, options.sets)
+    config = job_config(resolved, None, resuming=False)
+    record = RunRecord(
+        run_id=run.path.name,
+        status="created",
+        recipe=RecipeFacts(name=recipe.name, version=recipe.version, folder=str(recipe.folder)),
+        created_at=now(),
+        seed=resolved.seed,
+        device=_device(resolved),
+        host=platform.node(),
+        python=platform.python_version(),
+        versions=package_versions(),
+        git=git_facts(recipe.folder),
+        sets=[masked_set(text) for text in options.sets],
+        overrides=_overrides(resolved),
+        total_steps=_total_steps(config),
+        attempts=[_attempt(1, 0)],
+    )
+    return Prepared(resolved, run, record, config, None)
+
+
+def _resumed_run(options: RunOptions, recipe: Recipe, run: RunDirectory, display: Display) -> Prepared:
+    record = load_record(run.record)
+    check_resumable(record, run, recipe)
+    given = {text.partition("=")[0].lstrip("+~") for text in options.sets}
+    earlier = [text for text in record.sets if text.partition("=")[0].lstrip("+~") not in given]
+    _refuse_masked(earlier, run)
+    sets = [*earlier, *options.sets]
+    resolved = _resolve(options, recipe, run, sets)
+    check_same_config(run, job_config(resolved, None, resuming=False), given)
+    checkpoint, problems = find_checkpoint(run.checkpoints)
+    for problem in problems:
+        display.note(problem)
+    step = checkpoint.step if checkpoint else 0
+    display.note(f"resuming {run.path.name} after step {step}: goes on at step {step + 1}" if checkpoint else
+                 f"{run.path.name} has no whole checkpoint: it starts again from step 1")  # fmt: skip
+    config = job_config(resolved, str(checkpoint.path) if checkpoint else None, resuming=True)
+    record.sets = [masked_set(text) for text in sets]
+    record.overrides = _overrides(resolved)
+    record.device = _device(resolved)
+    record.versions = package_versions()
+    record.git = git_facts(recipe.folder)
+    record.total_steps = _total_steps(config)
+    record.summary = record.exit_reason = record.ended_at = None
+    record.attempts = [*record.attempts, _attempt(record.attempt.number + 1, step)]
+    return Prepared(resolved, run, record, config, checkpoint)
+
+
+def _refuse_masked(sets: Sequence[str], run: RunDirectory) -> None:
+    masked = [text.partition("=")[0] for text in sets if text.endswith(f"={MASK}")]
+    if masked:
+        raise RunError(
+            f"the value of {', '.join(masked)} is a secret that was not written down",
+            where=str(run.record),
+            expected="it given again",
+            fix=f"add --set {masked[0]}=… to the command",
+        )
+
+
+def _device(resolved: Resolved) -> DeviceFacts:
+    device, trainer = resolved.recipe.device, resolved.config["trainer"]
+    count = int(trainer["nnodes"]) * int(trainer["n_gpus_per_node"])
+    return DeviceFacts(type=device.type, simulated=device.simulated, count=count)
+
+
+def _overrides(resolved: Resolved) -> list[OverrideFacts]:
+    """The overrides, with secrets masked in the value and in an origin that quotes it."""
+    return [
+        OverrideFacts(
+            key=override.key,
+            value=masked_value(override.path, override.value),
+            origin="--set" if is_secret(override.path) else override.origin,
+        )
+        for override in resolved.overrides
+    ]
+
+
+def _total_steps(config: dict[str, Any]) -> int | None:
+    total = config["trainer"].get("total_training_steps")
+    return total if isinstance(total, int) else None
+
+
+def _attempt(number: int, resumed_from: int) -> Attempt:
+    me = psutil.Process()
+    runner = ProcessFacts(pid=os.getpid(), started=me.create_time())
+    return Attempt(number=number, started_at=now(), resumed_from_step=resumed_from, runner=runner)
+
+
+def _check_host(options: RunOptions, resolved: Resolved) -> None:
+    cluster = resolved.recipe.cluster
+    if cluster.nodes != 1:
+        raise HostError(
+            "this recipe is written for several hosts",
+            where=resolved.recipe.document.where(("cluster", "nodes")),
+            found=f"cluster.nodes: {cluster.nodes}",
+            expected="1: this version starts its own Ray on this host alone",
+            fix="choose a recipe for one host",
+        )
+    check_packages(needed_packages(resolved))
+    check_memory(cluster.host_memory_gib)
+    check_shared_memory(object_store_bytes())
+    for port, option in ((options.ray_port, "--ray-port"), (options.dashboard_port, "--dashboard-port")):
+        if port is not None:
+            check_port(port, option)
+
+
+def _check_contents(resolved: Resolved, display: Display) -> None:
+    from verl_musa.data import check_recipe, require
+
+    if resolved.recipe.assets is not None:
+        display.phase("making the recipe's assets")
+        ensure_assets(resolved.recipe, progress=display.note)
+    display.phase("checking model, data and reward function")
+    require(check_recipe(resolved))
+
+
+def plan(options: RunOptions, prepared: Prepared, temp_dir: Path) -> RayPlan:
+    """The Ray for this run."""
+    cluster = prepared.recipe.cluster
+    return plan_ray(
+        num_cpus=cluster.cpus_per_node,
+        num_gpus=cluster.devices_per_node,
+        temp_dir=temp_dir,
+        port=options.ray_port,
+        dashboard_port=options.dashboard_port,
+    )
+
+
+def end_leftovers(prepared: Prepared, display: Display) -> None:
+    """Before a resume: end what an earlier attempt left running, and remove what it left behind."""
+    owned = OwnedProcesses(prepared.run.path.name)
+    left = owned.refresh()
+    if left:
+        display.note(f"ending {len(left)} process(es) that an earlier attempt of this run left behind")
+    problems = clean_up(prepared.run, prepared.record, owned)
+    for problem in problems:
+        display.note(problem)
+    if owned.refresh():
+        raise RunError(
+            "processes of an earlier attempt cannot be ended",
+            where=platform.node(),
+            found=", ".join(str(process.pid) for process in owned.refresh()),
+            expected="none",
+            fix="end them as the user that owns them",
+        )
+
+
+def _keep_proofs(run: RunDirectory, number: int) -> None:
+    """Set the proofs of an earlier attempt aside: this attempt has to bring its own."""
+    if run.proofs.is_dir():
+        run.proofs.rename(run.logs / f"proof-attempt-{number}")
+    run.proofs.mkdir()
+
+
+def write_directory(prepared: Prepared, ray_plan: RayPlan) -> None:
+    """Write the run directory, all but metrics and report, with status ``created``."""
+    run, record = prepared.run, prepared.record
+    if record.attempt.number == 1:
+        run.create()
+    else:
+        _keep_proofs(run, record.attempt.number - 1)
+    own = own_variables(prepared.recipe, run, record.attempt)
+    environment = job_runtime_env(prepared.resolved, own)
+    private = any(is_secret(override.path) for override in prepared.resolved.overrides)
+    write_atomic(run.config, dump_config(prepared.config), mode=0o600 if private else 0o644)
+    write_atomic(run.runtime_env, yaml.safe_dump(masked_environment(environment), sort_keys=True))
+    command = job_command(prepared.recipe, run)
+    write_atomic(run.launch, launch_script(command, environment["env_vars"], ray_plan), mode=0o755)
+    write_metrics(run, record)
+    record.attempt.ray = RayFacts(
+        temp_dir=str(ray_plan.temp_dir),
+        port=ray_plan.port,
+        dashboard_port=ray_plan.dashboard_port,
+        num_gpus=ray_plan.num_gpus,
+        num_cpus=ray_plan.num_cpus,
+        object_store_bytes=ray_plan.object_store_bytes,
+    )
+    record.set_status("created")
+    record.save(run.record)

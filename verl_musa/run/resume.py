@@ -1,0 +1,150 @@
+"""Going on with a run: which checkpoint is whole, and whether the run is still the same one."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_musa.cluster.processes import same_process_runs
+from verl_musa.errors import RunError
+from verl_musa.recipe import Recipe, dump_config
+from verl_musa.run.directory import RunDirectory
+from verl_musa.run.record import RunRecord
+
+TRACKER = "latest_checkpointed_iteration.txt"
+# What a resumed run may differ in by itself.
+OWN_KEYS = ("trainer.resume_mode", "trainer.resume_from_path")
+_SHARD = re.compile(r"^(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.pt$")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint of verl's, after training step ``step``."""
+
+    step: int
+    path: Path
+
+
+def find_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The last whole checkpoint in verl's checkpoint folder, and a sentence for each that is not whole.
+
+    verl writes its tracker file last: what lies above the step named there was being written when the run ended.
+    """
+    problems: list[str] = []
+    steps = sorted(
+        (int(path.name.removeprefix("global_step_")), path)
+        for path in folder.glob("global_step_*")
+        if path.name.removeprefix("global_step_").isdigit()
+    )
+    latest = _tracked(folder / TRACKER)
+    for step, path in reversed(steps):
+        if step > latest:
+            problems.append(f"checkpoint of step {step} ignored: verl had not finished writing it")
+        elif lacking := _lacks(path):
+            problems.append(f"checkpoint of step {step} ignored: {lacking}")
+        else:
+            return Checkpoint(step, path), problems
+    return None, problems
+
+
+def _tracked(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _lacks(checkpoint: Path) -> str | None:
+    """What a checkpoint lacks, or None when it is whole."""
+    actor = checkpoint / "actor"
+    files = [path for path in actor.rglob("*") if path.is_file()]
+    if not files:
+        return "no actor state"
+    empty = next((path.name for path in files if not path.stat().st_size), None)
+    if empty:
+        return f"{empty} is empty"
+    if not (checkpoint / "data.pt").is_file():
+        return "no data.pt"
+    shards: dict[tuple[str, int], set[int]] = {}
+    for match in filter(None, (_SHARD.match(path.name) for path in files)):
+        shards.setdefault((match[1], int(match[2])), set()).add(int(match[3]))
+    for (kind, world), ranks in shards.items():
+        if missing := set(range(world)) - ranks:
+            return f"no {kind} of rank {', '.join(map(str, sorted(missing)))}"
+    return None
+
+
+def check_resumable(record: RunRecord, run: RunDirectory, recipe: Recipe) -> None:
+    """Raise RunError when the run is another recipe's, is finished, or still goes on."""
+    now = (recipe.name, recipe.version)
+    then = (record.recipe.name, record.recipe.version)
+    if now != then:
+        raise RunError(
+            "this run was made by another recipe or version",
+            where=str(run.record),
+            found=" ".join(then),
+            expected=" ".join(now),
+            fix="check that version of the recipe out, or start a new run",
+        )
+    runner = record.attempt.runner
+    if record.status in {"created", "preparing", "running"} and same_process_runs(runner.pid, runner.started):
+        raise RunError(
+            "this run still goes on",
+            where=str(run.path),
+            found=f"its runner is process {runner.pid} on {record.host}",
+            expected="a run that has ended",
+            fix="wait for its end, or end it with Ctrl-C or `kill` of that process",
+        )
+
+
+def check_same_config(run: RunDirectory, config: dict[str, Any], given: Collection[str]) -> None:
+    """Refuse to go on with another config than the run was started with.
+
+    Args:
+        run: the run, whose ``config.yaml`` is what it was started with.
+        config: what the recipe and the run's overrides give today.
+        given: config keys that were set anew for this attempt; they, and what lies below them, may differ.
+
+    Raises:
+        RunError: other keys differ; the message is a diff.
+    """
+    from omegaconf import OmegaConf
+
+    old = OmegaConf.to_container(OmegaConf.load(run.config), resolve=False)
+    new = OmegaConf.to_container(OmegaConf.create(dump_config(config)), resolve=False)
+    before = _lines(old, given)
+    after = _lines(new, given)
+    if before == after:
+        return
+    diff = list(
+        difflib.unified_diff(before, after, "the run's config.yaml", "the recipe today", lineterm="", n=0)
+    )
+    shown = [line for line in diff if not line.startswith("@@")]
+    more = [f"… and {len(shown) - 20} more lines"] if len(shown) > 20 else []  # noqa: PLR2004  (a screen)
+    raise RunError(
+        "the recipe no longer gives the config that this run was started with",
+        where=str(run.config),
+        found="\n" + "\n".join(f"    {line}" for line in [*shown[:20], *more]),
+        expected="the same config, but for keys that are set anew with --set",
+        fix="give the new value with --set to change it on purpose, restore the recipe, or start a new run",
+    )
+
+
+def _lines(config: Any, given: Collection[str]) -> list[str]:
+    return sorted(f"{key}: {value!r}" for key, value in _flat(config, "") if not _may_differ(key, given))
+
+
+def _may_differ(key: str, given: Collection[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in (*given, *OWN_KEYS))
+
+
+def _flat(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, node

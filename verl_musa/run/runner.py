@@ -1,0 +1,193 @@
+"""One attempt of a run, from the checks to the report."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from verl_musa.cluster.jobs_api import RayApiError
+from verl_musa.cluster.local_ray import LocalRay, RayPlan, make_temp_dir, ray_environment, start_ray
+from verl_musa.cluster.processes import OwnedProcesses
+from verl_musa.errors import HostError, VerlMusaError
+from verl_musa.observe.display import Display, open_display
+from verl_musa.observe.proof import mccl_calls, read_proofs
+from verl_musa.run import RunOptions
+from verl_musa.run.finish import clean_up, write_metrics
+from verl_musa.run.follow import Follower, Limits
+from verl_musa.run.guardian import Guardian
+from verl_musa.run.launch import expectation, job_command, job_runtime_env, own_variables
+from verl_musa.run.prepare import Prepared, plan, prepare, write_directory
+from verl_musa.run.record import Status
+from verl_musa.run.report import check_accepted, print_summary, summarize, write_report
+from verl_musa.run.signals import InterruptedRunError, Signals
+
+INTERRUPTED = 130
+RAY_START_S = 420.0
+
+
+class Runner:
+    """Runs what the options ask for.
+
+    Args:
+        options: what the user asked for.
+        display: where progress is shown; by default what fits standard output.
+        limits: bounds of the waits while the job runs.
+    """
+
+    def __init__(
+        self, options: RunOptions, *, display: Display | None = None, limits: Limits | None = None
+    ) -> None:
+        self._options = options
+        self._display = display or open_display()
+        self._limits = limits or Limits(stall=options.stall_minutes * 60)
+        self._signals = Signals()
+
+    def run(self) -> int:
+        """Run to the end; see :func:`verl_musa.run.run_recipe`."""
+        try:
+            with self._signals:
+                return self._run()
+        except InterruptedRunError as interrupt:
+            self._display.close()
+            sys.stderr.write(f"verl-musa: {interrupt}\n")
+            return INTERRUPTED
+        finally:
+            self._display.close()
+
+    def _run(self) -> int:
+        if address := os.environ.get("RAY_ADDRESS"):
+            self._display.note(f"RAY_ADDRESS={address} is ignored: this run starts a Ray of its own")
+        prepared = prepare(self._options, self._display)
+        if self._options.dry_run:
+            self._describe(prepared)
+            return 0
+        temp_dir = make_temp_dir()
+        try:
+            ray_plan = plan(self._options, prepared, temp_dir)
+            write_directory(prepared, ray_plan)
+        except BaseException:
+            shutil.rmtree(temp_dir, ignore_errors=True)
+            raise
+        self._attempt(prepared, ray_plan)
+        return 0
+
+    def _describe(self, prepared: Prepared) -> None:
+        """A dry run: write the directory of a new run and say what would be done."""
+        ray_plan = plan(self._options, prepared, Path("TEMPORARY"))
+        if prepared.record.attempt.number == 1:
+            write_directory(prepared, ray_plan)
+            prepared.record.attempt.ray = None
+            prepared.record.save(prepared.run.record)
+        self._display.close()
+        note = self._display.note
+        note("dry run: everything is checked, nothing was started. This run would")
+        note(f"  start Ray: {shlex.join(ray_plan.command())}")
+        note(f"  submit:    {shlex.join(job_command(prepared.recipe, prepared.run))}")
+        if prepared.checkpoint is not None:
+            note(f"  resume:    {prepared.checkpoint.path}")
+        note(f"  write to:  {prepared.run.path}")
+
+    def _attempt(self, prepared: Prepared, ray_plan: RayPlan) -> None:
+        """Run one attempt; whatever happens, nothing of it is left running and the record says how it ended."""
+        owned = OwnedProcesses(prepared.run.path.name)
+        guardian = Guardian(prepared.run)
+        status: Status = "interrupted"
+        reason: str | None = "interrupted"
+        try:
+            guardian.ensure()
+            self._bring_up_and_follow(prepared, ray_plan, owned, guardian)
+            self._signals.hold()
+            status, reason = "succeeded", None
+        except InterruptedRunError as interrupt:
+            reason = str(interrupt)
+            raise
+        except VerlMusaError as error:
+            status, reason = "failed", str(error)
+            raise
+        except BaseException as error:
+            status, reason = "failed", f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._signals.hold()
+            self._finish(prepared, owned, guardian, status, reason)
+
+    def _bring_up_and_follow(
+        self, prepared: Prepared, ray_plan: RayPlan, owned: OwnedProcesses, guardian: Guardian
+    ) -> None:
+        run, record = prepared.run, prepared.record
+        self._display.note(f"run {run.path.name} in {run.path}")
+        record.set_status("preparing")
+        record.save(run.record)
+        own = own_variables(prepared.recipe, run, record.attempt)
+        ray = self._start_ray(prepared, ray_plan, own)
+        submission_id = f"{run.path.name}-{record.attempt.number}"
+        try:
+            ray.api.submit(
+                shlex.join(job_command(prepared.recipe, run)),
+                submission_id=submission_id,
+                runtime_env=job_runtime_env(prepared.resolved, own),
+                metadata={"verl_musa_run": run.path.name},
+            )
+        except RayApiError as error:
+            raise HostError("Ray does not take the job", where=ray_plan.url, found=str(error),
+                            expected="a submission id", fix=f"read the logs of Ray in {run.logs}") from error  # fmt: skip
+        record.attempt.submission_id = submission_id
+        record.set_status("running")
+        record.save(run.record)
+        accept = prepared.recipe.accept
+        Follower(
+            run=run,
+            record=record,
+            ray=ray,
+            owned=owned,
+            display=self._display,
+            submission_id=submission_id,
+            expected=expectation(prepared.recipe),
+            probability_limit=accept.rollout_probs_diff_max if accept else None,
+            limits=self._limits,
+            tend=guardian.ensure,
+        ).follow()
+        record.device.mccl_calls = mccl_calls(run.proofs)
+        rows = write_metrics(run, record)
+        check_accepted(prepared.recipe, record, summarize(rows, record))
+
+    def _start_ray(self, prepared: Prepared, ray_plan: RayPlan, own: dict[str, str]) -> LocalRay:
+        self._display.phase("Ray starts")
+        ray = start_ray(
+            ray_plan,
+            environment=ray_environment(prepared.run.path.name, own),
+            log=prepared.run.logs / "ray-start.log",
+            cwd=prepared.run.path,
+        )
+        ray.wait_ready(timeout_s=RAY_START_S)
+        self._display.note(f"Ray is up: {ray_plan.num_gpus} devices, {ray_plan.url}")
+        return ray
+
+    def _finish(
+        self,
+        prepared: Prepared,
+        owned: OwnedProcesses,
+        guardian: Guardian,
+        status: Status,
+        reason: str | None,
+    ) -> None:
+        run, record = prepared.run, prepared.record
+        self._display.note("ending the processes of this run")
+        problems = clean_up(run, record, owned)
+        record.device.mccl_calls = mccl_calls(run.proofs)
+        record.device.workers = read_proofs(run.proofs)
+        try:
+            record.summary = summarize(write_metrics(run, record), record)
+        except VerlMusaError as error:
+            problems.append(str(error))
+        record.set_status(status, reason)
+        record.save(run.record)
+        guardian.release()
+        self._display.close()
+        for problem in problems:
+            self._display.note(problem)
+        write_report(run, record)
+        print_summary(run, record)
