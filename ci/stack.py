@@ -34,12 +34,14 @@ class Layer:
         summary: what the user reads while it installs.
         requirements: requirements files, relative to the checkout.
         packages: folders of this checkout, installed editable.
+        aside: requirements whose packages only those see that ask for them (folder ``aside`` of the environment).
         needs: layers that must be there first.
     """
 
     summary: str
     requirements: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
 
@@ -55,7 +57,12 @@ LAYERS = {
         packages=("ci/sgl_kernel_stub",),
         needs=("train",),
     ),
-    "test": Layer("pytest and its plugins", requirements=("ci/requirements-test.txt",), needs=("train",)),
+    "test": Layer(
+        "pytest and its plugins",
+        requirements=("ci/requirements-test.txt",),
+        aside=("ci/requirements-aside.txt",),
+        needs=("train",),
+    ),
 }
 
 
@@ -72,7 +79,7 @@ def in_order(names: Sequence[str]) -> list[str]:
 def fingerprint(layer: Layer) -> str:
     """Hash everything that decides a layer's content."""
     digest = hashlib.sha256(sys.version.encode())
-    for name in layer.requirements:
+    for name in (*layer.requirements, *layer.aside):
         digest.update((ROOT / name).read_bytes())
     for folder in layer.packages:
         digest.update((ROOT / folder / "pyproject.toml").read_bytes())
@@ -140,9 +147,12 @@ def install(name: str, python: Path) -> None:
     run_logged([*pip, *files], log, f"{name}: installing")
     for folder in layer.packages:
         run_logged([*pip, "-e", f"./{folder}"], log, f"{name}: installing {folder}")
+    for file in layer.aside:
+        target = ["--target", str(ENVIRONMENT / "aside"), "--upgrade"]
+        run_logged([*pip, *target, "-r", file], log, f"{name}: putting {file} aside")
     # Two processes compile faster than pip's one, and every Ray worker imports from these files.
     libraries = sysconfig.get_path("purelib", vars={"base": str(ENVIRONMENT), "platbase": str(ENVIRONMENT)})
-    compile_all = ["-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", libraries]
+    compile_all = ["-m", "compileall", "-q", "-j", "0", libraries]
     # Some wheels carry templates or Python 2 files that do not compile; only a crash of compileall matters.
     subprocess.run([str(python), *compile_all], check=False, timeout=INSTALL_LIMIT_S, capture_output=True)
     stamp.write_text(wanted)

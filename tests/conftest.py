@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -44,6 +48,33 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 """
 
 MakeRecipe = Callable[..., Path]
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Packages that only some subprocesses of the tests may see (ci/stack.py puts them aside).
+
+    torchada redirects torch for a whole process, and SGLang takes its mere presence for a Moore Threads host.
+    """
+
+    folder: Path
+
+    def version(self, distribution: str) -> str | None:
+        """Version of a distribution in this environment or aside; None where there is none."""
+        places = [*sys.path, str(self.folder)]
+        found = next(iter(metadata.distributions(name=distribution, path=places)), None)
+        return None if found is None else found.version
+
+    def python_path(self, *first: Path) -> str:
+        """``PYTHONPATH`` of a subprocess that sees them."""
+        return os.pathsep.join(
+            filter(None, [*map(str, first), str(self.folder), os.environ.get("PYTHONPATH")])
+        )
+
+
+@pytest.fixture(scope="session")
+def aside() -> Aside:
+    return Aside(Path(sys.prefix) / "aside")
 
 
 @pytest.fixture

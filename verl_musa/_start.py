@@ -67,6 +67,13 @@ class PatchFinder:
         self._applier: Applier | None = None
 
     @property
+    def digest(self) -> str:
+        """The short hash of the plan, by which processes are compared."""
+        from verl_musa.patching.loading import digest
+
+        return digest(self.text.encode())
+
+    @property
     def applier(self) -> Applier:
         """The engine, imported at the first target."""
         if self._applier is None:

@@ -70,7 +70,7 @@ class Pretraining:
     """
 
     skill_steps: int = 1000
-    careless_steps: int = 60
+    careless_steps: int = 100
     batch_size: int = 48
     skill_lr: float = 7e-3
     careless_lr: float = 1e-3

@@ -29,7 +29,7 @@ def test_needs_come_first_and_once(stack: ModuleType) -> None:
 
 def test_every_requirement_is_pinned_exactly(stack: ModuleType) -> None:
     for layer in stack.LAYERS.values():
-        for name in layer.requirements:
+        for name in (*layer.requirements, *layer.aside):
             for line in (stack.ROOT / name).read_text().splitlines():
                 text = line.split("#")[0].strip()
                 assert not text or "==" in text, f"{name}: {line}"
@@ -38,7 +38,7 @@ def test_every_requirement_is_pinned_exactly(stack: ModuleType) -> None:
 def test_no_package_is_pinned_twice_with_different_versions(stack: ModuleType) -> None:
     seen: dict[str, tuple[str, str]] = {}
     for layer in stack.LAYERS.values():
-        for name in layer.requirements:
+        for name in (*layer.requirements, *layer.aside):
             for line in (stack.ROOT / name).read_text().splitlines():
                 text = line.split("#")[0].split(";")[0].strip()
                 if not text:

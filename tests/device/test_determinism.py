@@ -50,7 +50,7 @@ def test_trajectories_sort_by_prompt_session_and_output() -> None:
 
 
 def test_another_key_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected {uid}_{session}_{output}"):
+    with pytest.raises(ValueError, match=r"expected \{uid\}_\{session\}_\{output\}"):
         trajectory_order("uid", {})
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -63,6 +64,17 @@ def test_worker_start_does_nothing_outside_a_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(EXPECT_ENV)
     guard.on_worker_start()
     guard.require_platform(sys.modules["verl"])
+
+
+def test_ray_is_told_to_keep_devices_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(EXPECT_ENV)
+    monkeypatch.setenv(guard.NOSET_CUDA_ENV, "")
+    monkeypatch.setenv(guard.NOSET_MUSA_ENV, "0")
+    guard.on_worker_start()
+    assert os.environ[guard.NOSET_CUDA_ENV] == ""
+    monkeypatch.setenv(guard.NOSET_MUSA_ENV, "1")
+    guard.on_worker_start()
+    assert os.environ[guard.NOSET_CUDA_ENV] == "1"
 
 
 def test_worker_start_refuses_an_unreadable_expectation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,13 +63,18 @@ def test_only_this_processes_segments_are_counted() -> None:
 
 def _patch_torch() -> tuple[ModuleType, list[str]]:
     calls: list[str] = []
+
+    def called(name: str) -> str:
+        calls.append(name)
+        return name
+
     module = ModuleType("patch_torch")
     module.__dict__["reductions"] = SimpleNamespace(
-        _reduce_tensor_original=lambda tensor: calls.append("torch") or "torch",
+        _reduce_tensor_original=lambda _: called("torch"),
         reduce_tensor=None,
-        init_reductions=lambda: calls.append("init"),
+        init_reductions=lambda: called("init"),
     )
-    module.__dict__["_reduce_tensor_modified"] = lambda tensor: calls.append("sglang") or "sglang"
+    module.__dict__["_reduce_tensor_modified"] = lambda _: called("sglang")
     return module, calls
 
 

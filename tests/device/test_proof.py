@@ -24,6 +24,8 @@ FACTS: dict[str, Any] = {
     "node": "host",
     "rank": 1,
     "world_size": 2,
+    "local_rank": "1",
+    "accelerators": ["1"],
 }
 
 
@@ -31,7 +33,7 @@ FACTS: dict[str, Any] = {
 def _a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(EXPECT_ENV, json.dumps({"device": "musa", "backend": "mccl", "simulated": True}))
     monkeypatch.setenv(RUN_DIR_ENV, str(tmp_path))
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("MUSA_VISIBLE_DEVICES", "0,1")
 
 
 def _found(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
@@ -57,9 +59,15 @@ def test_a_mismatch_stops_the_worker_and_leaves_no_proof(
     assert not list((tmp_path / "logs").rglob("*.json")) if (tmp_path / "logs").exists() else True
 
 
-def test_a_single_worker_may_use_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    _found(monkeypatch, world_size=1, device_index=0)
+def test_a_worker_that_sees_only_its_own_device_counts_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSA_VISIBLE_DEVICES", "1")
+    _found(monkeypatch, device_index=0)
     assert proof.prove("fsdp-language_model")["device_index"] == 0
+
+
+def test_a_worker_without_an_accelerator_of_its_own_may_use_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    _found(monkeypatch, accelerators=[], device_index=0)
+    assert proof.prove("sglang-server")["accelerators"] == []
 
 
 def test_without_an_expectation_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,3 +88,31 @@ def test_nothing_is_hooked_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(sglang_plugin.SEEDING_ENV, "1")
     with pytest.raises(ImportError):
         sglang_plugin.register()
+
+
+def _refuse(*args: Any) -> Any:
+    raise AssertionError(f"left to SGLang: {len(args)}")
+
+
+def test_a_row_of_a_layer_does_not_depend_on_the_other_rows() -> None:
+    generator = torch.Generator().manual_seed(3)
+    layer = torch.nn.Linear(128, 384)
+    x = torch.randn(64, 128, generator=generator)
+    with torch.no_grad():
+        together = sglang_plugin.wide_linear(_refuse, None, layer, x, layer.bias)
+        for size in (1, 3, 17):
+            part = sglang_plugin.wide_linear(_refuse, None, layer, x[:size], layer.bias)
+            assert torch.equal(part, together[:size])
+        head = sglang_plugin.wide_lm_head(_refuse, None, x, layer)
+        assert torch.equal(sglang_plugin.wide_lm_head(_refuse, None, x[:5], layer), head[:5])
+        assert (together - layer(x)).abs().max() < 1e-5
+    assert together.dtype == torch.float32
+
+
+def test_other_dtypes_are_left_to_sglang() -> None:
+    layer = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+    x = torch.ones(1, 4, dtype=torch.bfloat16)
+    with pytest.raises(AssertionError, match="left to SGLang: 4"):
+        sglang_plugin.wide_linear(_refuse, None, layer, x, None)
+    with pytest.raises(AssertionError, match="left to SGLang: 4"):
+        sglang_plugin.wide_lm_head(_refuse, None, x, layer)

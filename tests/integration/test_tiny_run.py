@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .conftest import RECIPE, Cli, metrics_of, record_of, processes_of
+from .conftest import RECIPE, Cli, metrics_of, processes_of, record_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +24,10 @@ def scenario(patch: Patch) -> Path:
     return SCENARIOS / f"{patch.id.replace('-', '_')}.py"
 
 
-def play(patch: Patch, *, off: bool) -> subprocess.CompletedProcess[str]:
+def play(patch: Patch, aside: Any, *, off: bool) -> subprocess.CompletedProcess[str]:
     simulated = "musa" not in patch.devices
     env = activation_env(simulated=simulated, off=(patch.id,) if off else ())
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = aside.python_path(ROOT)
     # A .pth file activates the series where the package is installed; from a checkout the scenario's start does.
     start = f"import runpy, sys, verl_musa._start; sys.path.insert(0, {str(SCENARIOS)!r}); "
     return subprocess.run(
@@ -55,17 +55,17 @@ MARKED = [
 
 
 @pytest.mark.parametrize("patch", MARKED)
-def test_a_patch_is_needed_and_works(patch: Patch) -> None:
-    try:
-        version = public(metadata.version(patch.distribution))
-    except metadata.PackageNotFoundError:
+def test_a_patch_is_needed_and_works(patch: Patch, aside: Any) -> None:
+    found = aside.version(patch.distribution)
+    if found is None:
         pytest.skip(f"{patch.distribution} is not installed here")
+    version = public(found)
     if not in_range(patch.versions, version):
         pytest.skip(f"{patch.distribution} {version} is outside {patch.versions}")
-    patched = play(patch, off=False)
+    patched = play(patch, aside, off=False)
     if patched.returncode == SKIP:
         pytest.skip(patched.stderr.strip().splitlines()[-1])
     assert patched.returncode == 0, patched.stderr
-    plain = play(patch, off=True)
+    plain = play(patch, aside, off=True)
     assert plain.returncode != 0
     assert patch.without in plain.stderr

@@ -238,7 +238,7 @@ def make_twice(folder: Path) -> None:
     """Run the script twice at once with few steps; leaves folder/first, folder/second and, last, folder/log."""
     jobs = [run_script(folder / name, "--pretrain-steps", "2") for name in ("first", "second")]
     try:
-        outputs = [job.communicate(timeout=240)[0] for job in jobs]
+        outputs = [job.communicate(timeout=400)[0] for job in jobs]
     finally:
         for job in jobs:
             job.kill()
@@ -256,7 +256,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         folder.mkdir()
     except FileExistsError:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 500
         while not (folder / "log").exists():
             assert time.monotonic() < deadline, f"{folder}: the worker that makes the assets didn't finish"
             time.sleep(0.2)

@@ -40,7 +40,7 @@ def test_the_job_reads_the_configuration_of_its_run(run: RunDirectory) -> None:
 
 
 def test_every_process_carries_the_run_and_what_it_has_to_prove(run: RunDirectory, record: RunRecord) -> None:
-    own = launch.own_variables(RECIPE, run, record.attempt)
+    own = launch.own_variables(RECIPE, run, record.attempt, {"VERL_MUSA_PATCHES": "plan"})
     assert own["VERL_MUSA_RUN_ID"] == run.path.name
     assert own["VERL_MUSA_RUN_DIR"] == str(run.path)
     assert own["VERL_PLATFORM"] == "musa"

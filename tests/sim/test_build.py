@@ -73,9 +73,11 @@ def test_without_a_compiler_any_build_of_the_same_sources_will_do(
         _build.ensure_built()
 
 
-def test_missing_python_headers_are_named(sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_python_headers_are_named(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert sources.is_dir()
-    monkeypatch.setattr(_build.sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
     with pytest.raises(ImportError, match=rf"headers are missing: {tmp_path}/Python.h.*python3-dev"):
         _build.ensure_built()
 
@@ -88,7 +90,9 @@ def test_a_compile_error_names_compiler_and_log(
     compiler.chmod(0o755)
     toolchain = _build.Toolchain((str(compiler),), "cxx 1.0")
     monkeypatch.setattr(_build, "find_toolchain", lambda: toolchain)
-    with pytest.raises(ImportError, match=r"compiler cxx 1\.0, exit 1\): a\.cpp:1: error: broken on purpose") as caught:
+    with pytest.raises(
+        ImportError, match=r"compiler cxx 1\.0, exit 1\): a\.cpp:1: error: broken on purpose"
+    ) as caught:
         _build.ensure_built(quiet=True)
     log = _build.cache_root() / f"{_build.cache_key(sources, toolchain)}.log"
     assert str(log) in str(caught.value)

@@ -29,7 +29,11 @@ def _python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSA_")}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={**clean, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))), **env},
+        env={
+            **clean,
+            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+            **env,
+        },
         capture_output=True,
         text=True,
         timeout=120,
@@ -41,7 +45,7 @@ def test_it_says_that_it_is_a_simulator() -> None:
     assert torch_musa.__simulator__ is True
     assert torch_musa.__version__.endswith("+simulator")
     assert "simulat" in torch.musa.get_device_name(0)
-    assert "simulator" in torch.version.musa  # type: ignore[attr-defined]
+    assert "simulator" in torch.version.musa
     assert torch.musa is torch_musa
 
 
@@ -132,7 +136,10 @@ def test_what_must_fail(call: Callable[[Any], Any], error: type[Exception], text
 
 
 def test_entering_a_capture_fails() -> None:
-    with pytest.raises(NotImplementedError, match="cannot capture graphs"), torch.musa.graph(torch.musa.MUSAGraph()):
+    with (
+        pytest.raises(NotImplementedError, match="cannot capture graphs"),
+        torch.musa.graph(torch.musa.MUSAGraph()),
+    ):
         pass
 
 
@@ -183,7 +190,9 @@ def test_copies_between_devices_and_dtypes() -> None:
     z = torch.randn(3, dtype=torch.complex64)
     assert torch.equal(z.musa().conj().cpu(), z.conj())
     assert torch.equal(z.conj().musa().resolve_conj().cpu(), z.conj().resolve_conj())
-    assert torch.equal(torch.zeros(3, dtype=torch.complex64, device="musa").copy_(z).imag.neg().cpu(), -z.imag)
+    assert torch.equal(
+        torch.zeros(3, dtype=torch.complex64, device="musa").copy_(z).imag.neg().cpu(), -z.imag
+    )
 
 
 def test_a_parameter_can_be_given_device_data() -> None:
@@ -299,7 +308,9 @@ def test_it_refuses_to_load_beside_a_real_torch_musa(tmp_path: Path) -> None:
     site = tmp_path / "site"
     info = site / "torch_musa-2.7.1.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_musa\nVersion: 2.7.1\n", encoding="utf-8")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch_musa\nVersion: 2.7.1\n", encoding="utf-8"
+    )
     done = _python(f"import sys; sys.path.append({str(site)!r}); import torch_musa")
     assert done.returncode != 0
     assert "ImportError: refusing to load the simulated musa device" in done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -88,7 +88,7 @@ def test_an_allocation_above_the_limit_raises(base: int) -> None:
     assert torch.musa.get_per_process_memory_fraction(DEVICE) == pytest.approx((base + 64 * MIB) / total)
     held = torch.empty(10 * MIB, device=f"musa:{DEVICE}")  # 40 MiB
     ooms = torch.musa.memory_stats(DEVICE)["num_ooms"]
-    calls = (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: torch.empty(10 * MIB, device=f"musa:{DEVICE}"),
         lambda: held + 1,  # the result of a kernel
         lambda: torch.ones(10 * MIB).to(f"musa:{DEVICE}"),

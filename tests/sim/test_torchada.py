@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +22,11 @@ EXPECTED = {
 
 
 def test_cuda_code_runs_on_musa_and_nccl_becomes_mccl(
-    run_ranks: Callable[..., Any], all_ok: Callable[..., None]
+    run_ranks: Callable[..., Any], all_ok: Callable[..., None], aside: Any
 ) -> None:
     # Not imported here: it patches torch for the whole process.
-    try:
-        found = importlib.metadata.version("torchada")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("torchada is not installed (pip install --no-deps torchada)")
+    found = aside.version("torchada")
+    if found is None:
+        pytest.skip("torchada is not installed (ci/stack.py puts it aside)")
     assert found == TORCHADA
-    all_ok(run_ranks("torchada_job.py"), EXPECTED)
+    all_ok(run_ranks("torchada_job.py", env={"PYTHONPATH": aside.python_path()}), EXPECTED)

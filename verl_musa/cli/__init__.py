@@ -59,13 +59,14 @@ def main(argv: list[str] | None = None) -> int:
             Console(stderr=True).print_exception()
         sys.stderr.write(f"verl-musa: error: {error}\n")
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("verl-musa: interrupted\n")
         return INTERRUPTED
     except Exception as error:
-        if not hasattr(error, "format_message"):  # click's own usage errors carry it
+        if not hasattr(error, "format_message"):  # typer's own usage errors carry it
             raise
-        sys.stderr.write(f"verl-musa: error: {error.format_message()}\n")
+        if error.format_message():  # empty where the help was printed because no argument was given
+            sys.stderr.write(f"verl-musa: error: {error.format_message()}\n")
         return 2
     return result if isinstance(result, int) else 0
 

@@ -47,6 +47,14 @@ def run(
     stall_minutes: Annotated[
         float, typer.Option("--stall-minutes", min=0.1, help="Longest time without a new training step.")
     ] = STALL_MINUTES,
+    allow_drift: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-drift",
+            metavar="ID",
+            help="Let a patch through whose target has changed; recorded in the run.",
+        ),
+    ] = None,
 ) -> int:
     """Run a recipe on this host, show its progress, and write a run directory."""
     return run_recipe(
@@ -60,5 +68,6 @@ def run(
             ray_port=ray_port,
             dashboard_port=dashboard_port,
             stall_minutes=stall_minutes,
+            allow_drift=tuple(allow_drift or ()),
         )
     )

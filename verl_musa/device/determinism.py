@@ -113,7 +113,7 @@ class SeededAgentLoopWorker(_PlainWorker):  # type: ignore[misc, valid-type]
         return await super()._run_agent_loop({**sampling_params, "sampling_seed": seed}, trajectory, **kwargs)
 
 
-class SeededAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
+class SeededAgentLoopManager(AgentLoopManagerTQ):
     """verl's agent-loop manager with seeded workers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

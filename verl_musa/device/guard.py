@@ -7,10 +7,24 @@ it the import of verl fails unless the platform that the run expects is in verl'
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 from verl_musa.device.expect import ExpectationError, expectation
 from verl_musa.device.lazy import when_imported
+
+NOSET_MUSA_ENV = "RAY_EXPERIMENTAL_NOSET_MUSA_VISIBLE_DEVICES"
+NOSET_CUDA_ENV = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+
+
+def keep_devices_visible() -> None:
+    """Carry the wish of RAY_EXPERIMENTAL_NOSET_MUSA_VISIBLE_DEVICES over to the name that Ray and verl know.
+
+    Ray's Jobs API removes the CUDA variable from a job's environment. Without it Ray narrows CUDA_VISIBLE_DEVICES and verl
+    selects no device per worker, so that all ranks end up on device 0 (seen with verl 0.9.1 on Ray 2.58).
+    """
+    if os.environ.get(NOSET_MUSA_ENV) == "1":
+        os.environ[NOSET_CUDA_ENV] = "1"
 
 
 def on_worker_start() -> None:
@@ -19,6 +33,7 @@ def on_worker_start() -> None:
     Raises:
         ExpectationError: the run's expectation cannot be read, or verl was imported before and lacks the platform.
     """
+    keep_devices_visible()
     if expectation() is not None:
         when_imported("verl", require_platform)
 

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def unlink_segments(names: set[str]) -> None:
         logger.warning("removed %d shared-memory segments of a failed weight update", len(names))
 
 
-def route_host_tensors(patch_torch: ModuleType) -> None:
+def route_host_tensors(patch_torch: Any) -> None:
     """Make SGLang's tensor reducer leave host tensors to torch.
 
     SGLang rewrites the device index inside every reduced tensor, and a host tensor has none (IndexError).

@@ -53,10 +53,12 @@ def register() -> None:
     """
     from verl.plugin.platform import PlatformRegistry
 
+    from verl_musa.device import jagged
     from verl_musa.device.platform import PlatformMUSA
 
     PlatformRegistry.register(NAME)(PlatformMUSA)
     PlatformMUSA()
+    jagged.register()
     when_imported("verl.workers.engine.fsdp.transformer_impl", _register_engines)
     when_imported("verl.workers.rollout.base", _register_rollout)
     when_imported("verl.workers.rollout.replica", _register_replica)

@@ -20,7 +20,8 @@ def find_facts(role: str) -> dict[str, Any]:
     """Ask torch, verl and the process group what this worker runs on.
 
     Returns:
-        role, platform, device, device_name, device_index, backend, simulated, pid, node, rank, world_size.
+        role, platform, device, device_name, device_index, backend, simulated, pid, node, rank, world_size,
+        local_rank, accelerators, patch_plan.
 
     Raises:
         RuntimeError: verl has no platform, or the device does not answer.
@@ -45,7 +46,25 @@ def find_facts(role: str) -> dict[str, Any]:
         "node": socket.gethostname(),
         "rank": torch.distributed.get_rank() if group else None,
         "world_size": torch.distributed.get_world_size() if group else None,
+        "local_rank": os.environ.get("LOCAL_RANK"),
+        "accelerators": accelerators(),
+        "patch_plan": patch_plan(),
     }
+
+
+def patch_plan() -> str | None:
+    """Return the short hash of the patch series in force in this process, None where there is none."""
+    start = sys.modules.get("verl_musa._start")
+    finder = start.installed_finder() if start is not None else None
+    return None if finder is None else str(finder.digest)
+
+
+def accelerators() -> list[str]:
+    """Return the ids of the accelerators that Ray gave this worker; empty outside Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return []
+    return [str(index) for index in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
 
 
 def group_backend(device: str) -> str:
@@ -63,11 +82,16 @@ def group_backend(device: str) -> str:
     return backends[device]
 
 
+def all_visible() -> bool:
+    """Whether this worker sees more devices than Ray gave it, so that its index is the one of the host."""
+    return "," in os.environ.get("MUSA_VISIBLE_DEVICES", "")
+
+
 def check(facts: dict[str, Any]) -> None:
     """Compare ``facts`` with the run's expectation.
 
     Raises:
-        ExpectationError: they differ, or this worker computes on another device than its LOCAL_RANK says.
+        ExpectationError: they differ, or this worker computes on another device than the one that Ray gave it.
     """
     expected = expectation()
     if expected is None:
@@ -78,13 +102,13 @@ def check(facts: dict[str, Any]) -> None:
                 f"worker {facts['role']} (pid {facts['pid']} on {facts['node']}): found {name} {facts[name]!r}, "
                 f"expected {getattr(expected, name)!r}: the run would not measure what it claims to"
             )
-    local_rank = os.environ.get("LOCAL_RANK")
-    several = (facts["world_size"] or 1) > 1
-    if several and local_rank is not None and facts["device_index"] != int(local_rank):
+    given = facts["accelerators"]
+    if len(given) == 1 and all_visible() and str(facts["device_index"]) != given[0]:
         raise ExpectationError(
             f"worker {facts['role']} (pid {facts['pid']} on {facts['node']}): found device index "
-            f"{facts['device_index']}, expected {local_rank} (LOCAL_RANK): workers would share a device. Set "
-            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1 in the runtime_env, so that verl selects a device per worker"
+            f"{facts['device_index']}, expected {given[0]}, which Ray gave it: workers would share a device. verl selects a "
+            "device per worker only with RAY_EXPERIMENTAL_NOSET_MUSA_VISIBLE_DEVICES=1 in the runtime_env and "
+            "verl_musa.device.guard.on_worker_start as its worker_process_setup_hook"
         )
 
 

@@ -2,7 +2,8 @@
 
 SGLang honours ``sampling_seed`` only with ``enable_deterministic_inference``, which wants attention backends and kernels
 that a CPU does not have. With VERL_MUSA_SEEDED_SAMPLING=1 the seeds are honoured without it: a token depends on
-the model's probabilities, the request's seed and the position, and not on what else is in the batch.
+the model's probabilities, the request's seed and the position, and not on what else is in the batch. A float32 model
+on the CPU gets probabilities that do not depend on the batch either: see wide_linear.
 SGLang only logs a plugin that fails, so each scheduler leaves a mark when its sampler first uses a seed, and
 the server actor fails the run if the mark is missing.
 """
@@ -43,6 +44,56 @@ def register() -> None:
         HookType.AROUND,
     )
     HookRegistry.register("sglang.srt.layers.sampler.multinomial_with_seed", draw, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply", wide_linear, HookType.AROUND
+    )
+    HookRegistry.register(
+        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head", wide_lm_head, HookType.AROUND
+    )
+
+
+def wide_linear(original: Any, method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
+    """Compute a float32 CPU layer in float64, so that a row's result does not depend on how many rows there are.
+
+    The CPU's float32 product picks its kernel by the number of rows, and a row then differs in the last bits. In
+    float64 the same happens nine digits further right, where rounding back to float32 removes it. Other dtypes and
+    devices are left to SGLang.
+
+    Args:
+        original: SGLang's method.
+        method: the UnquantizedLinearMethod.
+        layer: module with ``weight`` (out, in).
+        x: (..., in).
+        bias: (out,) or None.
+
+    Returns:
+        (..., out), dtype of ``x``.
+    """
+    return _wide_product(x, layer.weight, bias) if _is_plain(x, layer) else original(method, layer, x, bias)
+
+
+def wide_lm_head(
+    original: Any, processor: Any, hidden_states: Any, lm_head: Any, embedding_bias: Any = None
+) -> Any:
+    """Do as wide_linear for the output projection; SGLang computes it elsewhere."""
+    if _is_plain(hidden_states, lm_head):
+        return _wide_product(hidden_states, lm_head.weight, None)
+    return original(processor, hidden_states, lm_head, embedding_bias)
+
+
+def _is_plain(x: Any, layer: Any) -> bool:
+    import torch
+
+    weight: Any = getattr(layer, "weight", None)
+    plain = weight is not None and not hasattr(layer, "set_lora")
+    return plain and x.device.type == "cpu" and x.dtype == torch.float32 == weight.dtype
+
+
+def _wide_product(x: Any, weight: Any, bias: Any) -> Any:
+    import torch
+
+    wide = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    return wide.to(x.dtype)
 
 
 def with_seeds(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +101,7 @@ def with_seeds(original: Any, *args: Any, **kwargs: Any) -> Any:
     import torch
 
     info = original(*args, **kwargs)
-    batch = kwargs.get("batch", args[-2] if len(args) > 1 else None)
+    batch = kwargs["batch"] if "batch" in kwargs else args[-2]
     seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
     values = [DEFAULT_SEED if seed is None else int(seed) for seed in seeds]
     info.sampling_seed = torch.tensor(values, dtype=torch.int64, device=info.temperatures.device)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-CHECKED = ("device", "backend", "simulated")
+CHECKED = ("device", "backend", "simulated", "patch_plan")
 
 
 def device_pids(actors: Iterable[Mapping[str, Any]]) -> set[int]:

@@ -26,6 +26,7 @@ class RunOptions:
         ray_port: port of Ray's own server; None for a free one.
         dashboard_port: port of Ray's dashboard and Jobs API; None for a free one.
         stall_minutes: longest time without a new training step.
+        allow_drift: ids of patches that may be applied although their target has changed.
     """
 
     recipe: str
@@ -37,6 +38,7 @@ class RunOptions:
     ray_port: int | None = None
     dashboard_port: int | None = None
     stall_minutes: float = STALL_MINUTES
+    allow_drift: tuple[str, ...] = ()
 
 
 def run_recipe(options: RunOptions) -> int:

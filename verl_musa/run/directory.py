@@ -59,6 +59,11 @@ class RunDirectory:
         return self.logs / "proof"
 
     @property
+    def patches(self) -> Path:
+        """What each process wrote about the patches that it applied."""
+        return self.logs / "patches"
+
+    @property
     def checkpoints(self) -> Path:
         """Verl's ``trainer.default_local_dir``."""
         return self.path / "checkpoints"

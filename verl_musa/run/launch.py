@@ -39,9 +39,15 @@ def expectation(recipe: Recipe) -> dict[str, Any]:
     return {"device": device.type, "backend": BACKENDS[device.type], "simulated": device.simulated}
 
 
-def own_variables(recipe: Recipe, run: RunDirectory, attempt: Attempt) -> dict[str, str]:
-    """The variables that every process of the run carries, beside those of the recipe's ``runtime_env.yaml``."""
+def own_variables(
+    recipe: Recipe, run: RunDirectory, attempt: Attempt, patches: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that every process of the run carries, beside those of the recipe's ``runtime_env.yaml``.
+
+    ``patches`` is what :func:`verl_musa.run.patches.activation` returned.
+    """
     return {
+        **patches,
         TAG: run.path.name,
         "VERL_MUSA_RUN_DIR": str(run.path),
         "VERL_MUSA_EXPECT": json.dumps(expectation(recipe)),

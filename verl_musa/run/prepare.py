@@ -24,6 +24,7 @@ from verl_musa.run.directory import RunDirectory, find_run, new_run_id
 from verl_musa.run.facts import git_facts, needed_packages, package_versions
 from verl_musa.run.finish import clean_up, write_metrics
 from verl_musa.run.launch import job_command, job_config, job_runtime_env, launch_script, own_variables
+from verl_musa.run.patches import activation, refuse_drift
 from verl_musa.run.record import (
     MASK,
     Attempt,
@@ -53,6 +54,7 @@ class Prepared:
         record: its record, with the attempt that is about to start at the end.
         config: verl's config of this attempt.
         checkpoint: where the attempt goes on; None for a start from scratch.
+        patches: the variable that activates the patch series.
     """
 
     resolved: Resolved
@@ -60,6 +62,7 @@ class Prepared:
     record: RunRecord
     config: dict[str, Any]
     checkpoint: Checkpoint | None
+    patches: dict[str, str]
 
     @property
     def recipe(self) -> Recipe:
@@ -116,7 +119,7 @@ def _new_run(options: RunOptions, recipe: Recipe, run: RunDirectory) -> Prepared
         total_steps=_total_steps(config),
         attempts=[_attempt(1, 0)],
     )
-    return Prepared(resolved, run, record, config, None)
+    return Prepared(resolved, run, record, config, None, activation(recipe, options.allow_drift))
 
 
 def _resumed_run(options: RunOptions, recipe: Recipe, run: RunDirectory, display: Display) -> Prepared:
@@ -143,7 +146,7 @@ def _resumed_run(options: RunOptions, recipe: Recipe, run: RunDirectory, display
     record.total_steps = _total_steps(config)
     record.summary = record.exit_reason = record.ended_at = None
     record.attempts = [*record.attempts, _attempt(record.attempt.number + 1, step)]
-    return Prepared(resolved, run, record, config, checkpoint)
+    return Prepared(resolved, run, record, config, checkpoint, activation(recipe, options.allow_drift))
 
 
 def _refuse_masked(sets: Sequence[str], run: RunDirectory) -> None:
@@ -197,6 +200,7 @@ def _check_host(options: RunOptions, resolved: Resolved) -> None:
             fix="choose a recipe for one host",
         )
     check_packages(needed_packages(resolved))
+    refuse_drift(options.allow_drift)
     check_memory(cluster.host_memory_gib)
     check_shared_memory(object_store_bytes())
     for port, option in ((options.ray_port, "--ray-port"), (options.dashboard_port, "--dashboard-port")):
@@ -246,9 +250,10 @@ def end_leftovers(prepared: Prepared, display: Display) -> None:
 
 
 def _keep_proofs(run: RunDirectory, number: int) -> None:
-    """Set the proofs of an earlier attempt aside: this attempt has to bring its own."""
-    if run.proofs.is_dir():
-        run.proofs.rename(run.logs / f"proof-attempt-{number}")
+    """Set the proofs and patch records of an earlier attempt aside: this attempt has to bring its own."""
+    for folder in (run.proofs, run.patches):
+        if folder.is_dir():
+            folder.rename(run.logs / f"{folder.name}-attempt-{number}")
     run.proofs.mkdir()
 
 
@@ -259,7 +264,7 @@ def write_directory(prepared: Prepared, ray_plan: RayPlan) -> None:
         run.create()
     else:
         _keep_proofs(run, record.attempt.number - 1)
-    own = own_variables(prepared.recipe, run, record.attempt)
+    own = own_variables(prepared.recipe, run, record.attempt, prepared.patches)
     environment = job_runtime_env(prepared.resolved, own)
     private = any(is_secret(override.path) for override in prepared.resolved.overrides)
     write_atomic(run.config, dump_config(prepared.config), mode=0o600 if private else 0o644)

@@ -120,6 +120,7 @@ class RunRecord(_Part):
     sets: list[str]
     overrides: list[OverrideFacts]
     total_steps: int | None = None
+    patches: dict[str, Any] | None = None
     attempts: list[Attempt]
     summary: dict[str, Any] | None = None
 

@@ -144,7 +144,28 @@ def _lines(record: RunRecord) -> list[tuple[str, str]]:
         ("tokens a second", figure("tokens_per_second", ".0f")),
         ("device memory, peak GiB", figure("device_memory_gib_max", ".3f")),
         ("mccl calls", figure("mccl_calls", "d")),
+        ("patches", _patch_counts(record)),
     ]
+
+
+def _patch_counts(record: RunRecord) -> str:
+    if record.patches is None:
+        return "-"
+    counts = [(len(record.patches[kind]), word) for kind, word in
+              (("applied", "applied"), ("skipped", "not needed"), ("drift", "let through with drift"))]  # fmt: skip
+    return ", ".join(f"{count} {word}" for count, word in counts if count) or "none needed"
+
+
+def _patch_lines(record: RunRecord) -> list[str]:
+    """The patches that were applied, and those whose target had drifted and that were let through."""
+    if not record.patches or not record.patches["applied"]:
+        return []
+    drift = record.patches["drift"]
+    lines = ["", "## Patches", "", "| patch | upstream | drift let through |", "|---|---|---|"]
+    for patch_id, entry in sorted(record.patches["applied"].items()):
+        let_through = ", ".join(drift.get(patch_id, {})) or "no"
+        lines.append(f"| {patch_id} | {entry['distribution']} {entry['version']} | {let_through} |")
+    return lines
 
 
 def write_report(run: RunDirectory, record: RunRecord) -> None:
@@ -157,6 +178,7 @@ def write_report(run: RunDirectory, record: RunRecord) -> None:
     if record.device.mccl_calls:
         lines += ["", "## Collectives", "", "| collective | calls |", "|---|---|"]
         lines += [f"| {name} | {calls} |" for name, calls in record.device.mccl_calls.items()]
+    lines += _patch_lines(record)
     lines += ["", "## Attempts", "", "| | started (UTC) | from step | status |", "|---|---|---|---|"]
     lines += [
         f"| {a.number} | {a.started_at} | {a.resumed_from_step + 1} | {a.status} |" for a in record.attempts

@@ -19,6 +19,7 @@ from verl_musa.run.finish import clean_up, write_metrics
 from verl_musa.run.follow import Follower, Limits
 from verl_musa.run.guardian import Guardian
 from verl_musa.run.launch import expectation, job_command, job_runtime_env, own_variables
+from verl_musa.run.patches import collect, plan_digest
 from verl_musa.run.prepare import Prepared, plan, prepare, write_directory
 from verl_musa.run.record import Status
 from verl_musa.run.report import check_accepted, print_summary, summarize, write_report
@@ -121,7 +122,7 @@ class Runner:
         self._display.note(f"run {run.path.name} in {run.path}")
         record.set_status("preparing")
         record.save(run.record)
-        own = own_variables(prepared.recipe, run, record.attempt)
+        own = own_variables(prepared.recipe, run, record.attempt, prepared.patches)
         ray = self._start_ray(prepared, ray_plan, own)
         submission_id = f"{run.path.name}-{record.attempt.number}"
         try:
@@ -145,12 +146,13 @@ class Runner:
             owned=owned,
             display=self._display,
             submission_id=submission_id,
-            expected=expectation(prepared.recipe),
+            expected={**expectation(prepared.recipe), "patch_plan": plan_digest(prepared.patches)},
             probability_limit=accept.rollout_probs_diff_max if accept else None,
             limits=self._limits,
             tend=guardian.ensure,
         ).follow()
         record.device.mccl_calls = mccl_calls(run.proofs)
+        collect(run, record, prepared.patches)
         rows = write_metrics(run, record)
         check_accepted(prepared.recipe, record, summarize(rows, record))
 

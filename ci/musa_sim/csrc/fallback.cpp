@@ -152,7 +152,8 @@ class Call {
 
   void check_devices() const {
     std::optional<c10::Device> wrong = other_;
-    if (!wrong.has_value() && device_ >= 0 && foreign_.has_value() && (!plan_.takes_cpu_tensors || foreign_written_)) {
+    const bool refused = foreign_.has_value() && (!plan_.takes_cpu_tensors || foreign_written_);
+    if (!wrong.has_value() && device_ >= 0 && refused) {
       wrong = foreign_;
     }
     if (C10_LIKELY(!wrong.has_value())) {

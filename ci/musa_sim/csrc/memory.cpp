@@ -398,6 +398,8 @@ void rebind_storage(const c10::Storage& storage) {
   auto cpu = block->cpu;
   const int device = block->device;
   const size_t nbytes = cpu->nbytes();
+  cpu->set_allocator(cpu_allocator());  // share_memory_ leaves none, and says that the storage cannot be resized
+  cpu->set_resizable(true);
   // Drop the old block first, so that memory which moved is not counted twice against the limit.
   impl->set_data_ptr_noswap(c10::DataPtr());
   impl->set_data_ptr_noswap(make_data_ptr(std::move(cpu), device, true));
@@ -418,8 +420,6 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
   auto cpu = block->cpu;
   cpu->set_data_ptr_noswap(std::move(data));
   cpu->set_nbytes(nbytes);
-  cpu->set_allocator(cpu_allocator());
-  cpu->set_resizable(true);
   rebind_storage(storage);
 }
 

@@ -28,7 +28,9 @@ def _check_environment() -> None:
     for name, low, high in (("MUSA_SIM_DEVICES", 0, MAX_DEVICES), ("MUSA_SIM_MEMORY_MIB", 1, 1 << 30)):
         text = os.environ.get(name, "")
         if text and not (text.isdigit() and low <= int(text) <= high):
-            raise ImportError(f"environment variable {name}: found {text!r}, expected a number from {low} to {high}")
+            raise ImportError(
+                f"environment variable {name}: found {text!r}, expected a number from {low} to {high}"
+            )
 
 
 _check_environment()
@@ -42,8 +44,8 @@ _C.bind_composites()
 from torch_musa import _install  # noqa: E402
 from torch_musa.core import _lazy_init as _lazy  # noqa: E402
 from torch_musa.core import device as _device  # noqa: E402
-from torch_musa.core import graphs, memory, random, stream, tensor_types  # noqa: E402
-from torch_musa.core import stream as streams  # noqa: E402
+from torch_musa.core import graphs, memory, random, tensor_types  # noqa: E402, F401
+from torch_musa.core import stream as streams  # noqa: E402, F401
 from torch_musa.core._lazy_init import *  # noqa: E402, F403
 from torch_musa.core.device import *  # noqa: E402, F403
 from torch_musa.core.graphs import *  # noqa: E402, F403
@@ -52,17 +54,17 @@ from torch_musa.core.random import *  # noqa: E402, F403
 from torch_musa.core.stream import *  # noqa: E402, F403
 from torch_musa.core.tensor_types import *  # noqa: E402, F403
 
-_is_in_bad_fork = _lazy._is_in_bad_fork  # noqa: SLF001
-_lazy_call = _lazy._lazy_call  # noqa: SLF001
-_lazy_init = _lazy._lazy_init  # noqa: SLF001
-_is_compiled = _device._is_compiled  # noqa: SLF001
-_exchange_device = _device._exchange_device  # noqa: SLF001
-_maybe_exchange_device = _device._maybe_exchange_device  # noqa: SLF001
+_is_in_bad_fork = _lazy._is_in_bad_fork
+_lazy_call = _lazy._lazy_call
+_lazy_init = _lazy._lazy_init
+_is_compiled = _device._is_compiled
+_exchange_device = _device._exchange_device
+_maybe_exchange_device = _device._maybe_exchange_device
 OutOfMemoryError = torch.OutOfMemoryError
 
 _install.install(sys.modules[__name__])
 
-from torch_musa import amp  # noqa: E402
+from torch_musa import amp  # noqa: E402, F401
 
 
 def __getattr__(name: str) -> Any:

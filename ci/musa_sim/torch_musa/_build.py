@@ -85,7 +85,12 @@ def find_toolchain() -> Toolchain | None:
 def base_key(folder: Path) -> str:
     """Hash of everything but the compiler: sources, torch, Python ABI, flags."""
     digest = hashlib.sha256()
-    for part in (torch.__version__, str(torch.version.git_version), sysconfig.get_config_var("SOABI"), *FLAGS):
+    for part in (
+        torch.__version__,
+        str(torch.version.git_version),
+        sysconfig.get_config_var("SOABI"),
+        *FLAGS,
+    ):
         digest.update(f"{part}\0".encode())
     for path in sources(folder):
         digest.update(f"{path.name}\0".encode())
@@ -171,7 +176,10 @@ def _build(folder: Path, toolchain: Toolchain, root: Path, key: str, *, quiet: b
     work.mkdir()
     started = time.monotonic()
     try:
-        _say(f"compiling the simulated musa device for torch {torch.__version__} with {toolchain.version}", quiet)
+        _say(
+            f"compiling the simulated musa device for torch {torch.__version__} with {toolchain.version}",
+            quiet,
+        )
         for path in sources(folder):
             shutil.copy(path, work / path.name)
         log.write_text("", encoding="utf-8")
@@ -179,7 +187,7 @@ def _build(folder: Path, toolchain: Toolchain, root: Path, key: str, *, quiet: b
         for path in work.iterdir():
             if path.name != LIBRARY:
                 path.unlink()
-        os.replace(work, root / key)
+        work.replace(root / key)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     _say(f"done in {time.monotonic() - started:.0f} s, cached in {root / key}", quiet)

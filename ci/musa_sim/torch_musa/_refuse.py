@@ -22,7 +22,11 @@ def find_real_torch_musa() -> str | None:
     for entry in sys.path:
         package = Path(entry or ".").resolve() / "torch_musa"
         init = package / "__init__.py"
-        if package != own and init.is_file() and MARKER not in init.read_text(encoding="utf-8", errors="replace"):
+        if (
+            package != own
+            and init.is_file()
+            and MARKER not in init.read_text(encoding="utf-8", errors="replace")
+        ):
             return f"package {package}"
     return None
 

@@ -70,10 +70,18 @@ class UnlaunchableKernel(Inert):
         )
 
 
+class InertValue:
+    """Base of the classes that the stand-in triton offers: any arguments, no behaviour."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+
 class _StubLoader(Loader):
     """Creates empty packages whose attributes come from a factory."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        del spec
         return None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -100,7 +108,7 @@ def _triton_attribute(module: str, attribute: str) -> Any:
         raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
     if attribute[:1].isupper() or attribute in {"constexpr", "dtype"}:
         # Classes are used as bases, in isinstance checks and in annotations: they must be real types.
-        return type(attribute, (), {"__module__": module, "__init__": lambda self, *a, **k: None})
+        return type(attribute, (InertValue,), {"__module__": module})
     return Inert(f"{module}.{attribute}")
 
 
@@ -111,6 +119,7 @@ class StubFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for the names this hook stands in for, None for everything else."""
+        del target
         root = fullname.partition(".")[0]
         if fullname == "torchvision":
             return self._torchvision_spec(fullname, path)
@@ -118,9 +127,8 @@ class StubFinder(MetaPathFinder):
             loaded = sys.modules.get("sgl_kernel")
             if getattr(loaded, "__stub__", False):
                 return spec_from_loader(fullname, _StubLoader(), is_package=True)
-        if root == "triton" and os.environ.get(CPU_ENGINE_ENV) == "1":
-            if importlib.machinery.PathFinder.find_spec("triton", None) is None:
-                return spec_from_loader(fullname, _StubLoader(), is_package=True)
+        if root == "triton" and os.environ.get(CPU_ENGINE_ENV) == "1" and not _is_installed("triton"):
+            return spec_from_loader(fullname, _StubLoader(), is_package=True)
         return None
 
     def _torchvision_spec(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -159,6 +167,10 @@ def _is_declared(name: str) -> bool:
     import torch
 
     return bool(torch._C._jit_get_schemas_for_operator(name))
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.machinery.PathFinder.find_spec(package, None) is not None
 
 
 def install() -> None:

@@ -21,7 +21,9 @@ MAX_DEPTH = 4  # how deep lists and dicts of arguments are searched
 def _say_once(name: str) -> None:
     if not _said:
         # A log record, not a warning: the fallback is by design, and callers may turn warnings into errors.
-        log.warning("torch.compile: %s got musa tensors; the simulated device runs such functions eagerly", name)
+        log.warning(
+            "torch.compile: %s got musa tensors; the simulated device runs such functions eagerly", name
+        )
     _said.add(name)
 
 

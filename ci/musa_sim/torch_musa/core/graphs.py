@@ -19,7 +19,7 @@ def _refuse() -> NoReturn:
 class MUSAGraph:
     """A graph that can be made but not captured."""
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+    def capture_begin(self, *_args: Any, **_kwargs: Any) -> None:
         """Raises NotImplementedError."""
         _refuse()
 

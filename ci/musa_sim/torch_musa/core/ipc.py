@@ -12,7 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-import torch.multiprocessing.reductions as reductions
+from torch.multiprocessing import reductions
 
 from torch_musa import _C
 
@@ -20,7 +20,7 @@ Rebuild = tuple[Callable[..., Any], tuple[Any, ...]]
 _original: dict[str, Any] = {}
 
 
-def rebuild_musa_tensor(
+def rebuild_musa_tensor(  # noqa: PLR0917 (the order that torch fixed)
     tensor_cls: type,
     tensor_size: torch.Size,
     tensor_stride: tuple[int, ...],

@@ -96,7 +96,12 @@ def get_per_process_memory_fraction(device: Any = None) -> float:
 def memory_stats(device: Any = None) -> OrderedDict[str, int]:
     """Statistics under the keys of torch.cuda.memory_stats; pools are not told apart, so only ``all`` is filled."""
     raw = _raw(device)
-    sizes = {"current": raw["current"], "peak": raw["peak"], "allocated": raw["allocated"], "freed": raw["freed"]}
+    sizes = {
+        "current": raw["current"],
+        "peak": raw["peak"],
+        "allocated": raw["allocated"],
+        "freed": raw["freed"],
+    }
     blocks = {
         "current": raw["blocks"],
         "peak": raw["peak_blocks"],

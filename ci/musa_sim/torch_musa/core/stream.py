@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -21,17 +21,17 @@ __all__ = [
     "stream",
 ]
 
-_DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)  # noqa: SLF001
+_DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
 
 
 class Event(torch.Event):
     """A point in a stream's work."""
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Self:
         """Raises NotImplementedError for interprocess events."""
         if interprocess:
             raise NotImplementedError("the simulated musa device has no events between processes")
-        event: Event = super().__new__(cls, device="musa", enable_timing=enable_timing, blocking=blocking)
+        event: Self = super().__new__(cls, device="musa", enable_timing=enable_timing, blocking=blocking)
         event._timed = enable_timing
         return event
 
@@ -47,12 +47,12 @@ class Event(torch.Event):
 class Stream(torch.Stream):
     """A queue of work on a device."""
 
-    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:
         """A new stream on ``device``; ``stream_id``/``device_index``/``device_type`` name an existing one."""
         if kwargs:
-            known: Stream = super().__new__(cls, **kwargs)
+            known: Self = super().__new__(cls, **kwargs)
             return known
-        made: Stream = super().__new__(cls, device=torch.device("musa", index_of(device)), priority=priority)
+        made: Self = super().__new__(cls, device=torch.device("musa", index_of(device)), priority=priority)
         return made
 
     @property
@@ -87,9 +87,9 @@ def _recorded(stream: torch.Stream) -> Event:
 class ExternalStream(Stream):
     """A stream made elsewhere, by its handle."""
 
-    def __new__(cls, stream_ptr: int, device: Any = None, **_kwargs: Any) -> ExternalStream:
+    def __new__(cls, stream_ptr: int, device: Any = None, **_kwargs: Any) -> Self:
         """Wraps ``stream_ptr``, a number from ``Stream.musa_stream``."""
-        known: ExternalStream = super().__new__(
+        known: Self = super().__new__(
             cls, stream_id=stream_ptr, device_index=index_of(device), device_type=_DEVICE_TYPE
         )
         return known

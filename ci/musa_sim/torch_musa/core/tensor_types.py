@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+
 class _TensorType(type):
     """A type whose instances are the musa tensors of one dtype."""
 
@@ -14,7 +15,11 @@ class _TensorType(type):
     layout = torch.strided
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, torch.Tensor) and instance.device.type == "musa" and instance.dtype == cls.dtype
+        return (
+            isinstance(instance, torch.Tensor)
+            and instance.device.type == "musa"
+            and instance.dtype == cls.dtype
+        )
 
     def __call__(cls, *args: Any, device: Any = "musa") -> torch.Tensor:
         """As ``torch.FloatTensor``: sizes give an uninitialised tensor, a sequence or tensor gives its values."""
@@ -28,7 +33,9 @@ class _TensorType(type):
 
 def _make(name: str, dtype: torch.dtype) -> _TensorType:
     # The full name is the type's name because Tensor.type(cls) reads it from there.
-    return _TensorType(f"torch.musa.{name}", (), {"dtype": dtype, "__module__": "torch.musa", "__qualname__": name})
+    return _TensorType(
+        f"torch.musa.{name}", (), {"dtype": dtype, "__module__": "torch.musa", "__qualname__": name}
+    )
 
 
 DoubleTensor = _make("DoubleTensor", torch.float64)
