@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import textwrap
@@ -70,6 +71,22 @@ class Aside:
         return os.pathsep.join(
             filter(None, [*map(str, first), str(self.folder), os.environ.get("PYTHONPATH")])
         )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a Moore Threads GPU where there is none."""
+    reason = _why_no_hardware()
+    for item in items:
+        if reason is not None and item.get_closest_marker("musa") is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_hardware() -> str | None:
+    if next(iter(metadata.distributions(name="musa-sim")), None) is not None:
+        return "needs a real Moore Threads GPU; torch_musa is the simulator here"
+    if importlib.util.find_spec("torch_musa") is None:
+        return "needs a real Moore Threads GPU; torch_musa is not installed here"
+    return None
 
 
 @pytest.fixture(scope="session")

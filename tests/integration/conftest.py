@@ -48,9 +48,11 @@ class Cli:
     runs: Path
     log: Path
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    earlier_runs: int = 0
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[bytes]:
         """Start `verl-musa run …` in the background with its output in ``log``."""
+        self.earlier_runs = len(self.run_dirs())
         command = [str(Path(sys.executable).with_name("verl-musa")), "run", *arguments]
         with self.log.open("ab") as stream:
             process = subprocess.Popen(
@@ -71,13 +73,13 @@ class Cli:
         return sorted(path.parent for path in self.runs.glob("*/*/run.json"))
 
     def wait_for_step(self, process: subprocess.Popen[bytes], step: int) -> Path:
-        """Wait until the newest run has logged ``step`` and return its directory."""
+        """Wait until the run started last has logged ``step`` and return its directory."""
         deadline = time.monotonic() + JOB_LIMIT_S
         while time.monotonic() < deadline:
             assert process.poll() is None, f"ended early with {process.returncode}:\n{self.output()[-4000:]}"
-            dirs = self.run_dirs()
-            if dirs and len(metrics_of(dirs[-1])) >= step:
-                return dirs[-1]
+            for run_dir in self.run_dirs()[self.earlier_runs :]:
+                if any(row["step"] >= step for row in metrics_of(run_dir)):
+                    return run_dir
             time.sleep(0.2)
         raise AssertionError(f"no step {step} within {JOB_LIMIT_S} s:\n{self.output()[-4000:]}")
 

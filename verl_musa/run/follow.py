@@ -176,7 +176,10 @@ class Follower:
 
     def _waiting_for(self, job: Job | None) -> str:
         classes = Counter(
-            str(actor.get("class_name")) for actor in self._actors if actor.get("state") == "ALIVE"
+            # verl makes its worker classes inside functions: "create_colocated_worker_cls.<locals>.WorkerDict"
+            str(actor.get("class_name")).rpartition(".")[2]
+            for actor in self._actors
+            if actor.get("state") == "ALIVE"
         )
         classes.pop("JobSupervisor", None)
         workers = ", ".join(f"{count} {name}" for name, count in sorted(classes.items()))
