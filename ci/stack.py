@@ -2,7 +2,8 @@
 
 A layer is a folder of ours (installed editable) or a requirements file (a complete, exact closure, so pip never
 resolves anything). Each layer leaves a stamp with the hash of what it was made from, and is redone only when that
-changes. Run by nox with any Python of the right version: standard library only.
+changes. Run by nox with any Python of the right version: standard library only. uv installs (seconds instead of minutes),
+with pip's own index settings, which it does not read by itself; where uv cannot be had or fails, pip does it.
 
     python ci/stack.py train test          # prints the interpreter's path as its last line
 """
@@ -10,6 +11,7 @@ changes. Run by nox with any Python of the right version: standard library only.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import os
 import subprocess
@@ -24,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".nox" / "stack"
 INSTALL_LIMIT_S = 3600
 PROGRESS_EVERY_S = 20
+UV = "uv==0.13.9"
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def count(requirements: Sequence[str]) -> int:
     return sum(1 for line in lines if line.strip() and not line.lstrip().startswith(("#", "-")))
 
 
-def run_logged(command: Sequence[str], log: Path, what: str) -> None:
+def run_logged(command: Sequence[str], log: Path, what: str, env: dict[str, str] | None = None) -> None:
     """Run ``command`` with its output in ``log``, saying every few seconds that it is alive.
 
     Raises:
@@ -100,7 +103,7 @@ def run_logged(command: Sequence[str], log: Path, what: str) -> None:
     """
     started = time.monotonic()
     with log.open("ab") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, cwd=ROOT)
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, cwd=ROOT, env=env)
         try:
             while process.poll() is None:
                 try:
@@ -117,6 +120,76 @@ def run_logged(command: Sequence[str], log: Path, what: str) -> None:
     if process.returncode:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
         raise SystemExit(f"{what} failed (exit {process.returncode}); the end of {log}:\n{tail}")
+
+
+def pip_settings(listed: str) -> dict[str, list[str]]:
+    """Return pip's settings from the output of ``pip config list``: name -> values, the most specific source wins."""
+    strength = {"global": 0, "user": 1, "site": 2, "install": 3, ":env:": 4}
+    found: dict[str, tuple[int, list[str]]] = {}
+    for line in listed.splitlines():
+        key, separator, text = line.partition("=")
+        source, _, name = key.rpartition(".")
+        if separator and strength.get(source, -1) >= found.get(name, (-1, []))[0]:
+            found[name] = (strength.get(source, -1), str(ast.literal_eval(text)).split())
+    return {name: values for name, (_, values) in found.items()}
+
+
+def uv_command(python: Path, settings: dict[str, list[str]]) -> list[str]:
+    """Return uv's install command with pip's index settings."""
+    names = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
+    given = [
+        part for name, option in names.items() for value in settings.get(name, ()) for part in (option, value)
+    ]
+    # Every requirement is pinned exactly, so which index answers first must not decide whether it is found.
+    return [str(python.with_name("uv")), "pip", "install", "--python", str(python), "--no-deps",
+            "--index-strategy", "unsafe-best-match", *given]  # fmt: skip
+
+
+class Installer:
+    """Installs into the environment, with uv where it can."""
+
+    def __init__(self, python: Path, log: Path) -> None:
+        self._pip = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--no-compile",
+            "--disable-pip-version-check",
+        ]
+        self._log = log
+        self._uv: list[str] = []
+        asked = subprocess.run(
+            [str(python), "-m", "pip", "config", "list"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        settings = pip_settings(asked.stdout)
+        self._certificates = {"SSL_CERT_FILE": settings["cert"][0]} if settings.get("cert") else {}
+        try:
+            run_logged([*self._pip, UV], log, "installing uv")
+        except SystemExit:
+            print("   uv cannot be had here: pip installs, which takes some minutes more", flush=True)
+        else:
+            self._uv = uv_command(python, settings)
+
+    def install(self, arguments: Sequence[str], what: str) -> None:
+        """Install ``arguments`` (requirements, folders, options that uv and pip share).
+
+        Raises:
+            SystemExit: neither uv nor pip could.
+        """
+        if self._uv:
+            try:
+                return run_logged(
+                    [*self._uv, *arguments], self._log, what, {**self._certificates, **os.environ}
+                )
+            except SystemExit as error:
+                print(f"   {str(error).splitlines()[0]}: pip tries again", flush=True)
+        return run_logged([*self._pip, *arguments], self._log, what)
 
 
 def make_environment(python: Path) -> None:
@@ -142,15 +215,15 @@ def install(name: str, python: Path) -> None:
     stamp.unlink(missing_ok=True)
     started = time.monotonic()
     print(f"-> {name}: {layer.summary}; {count(layer.requirements)} pinned packages, log {log}", flush=True)
-    pip = [str(python), "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]
-    files = [argument for file in layer.requirements for argument in ("-r", file)]
-    run_logged([*pip, *files], log, f"{name}: installing")
+    installer = Installer(python, log)
+    for file in layer.requirements:
+        installer.install(["-r", file], f"{name}: installing")
     for folder in layer.packages:
-        run_logged([*pip, "-e", f"./{folder}"], log, f"{name}: installing {folder}")
+        installer.install(["-e", f"./{folder}"], f"{name}: installing {folder}")
     for file in layer.aside:
         target = ["--target", str(ENVIRONMENT / "aside"), "--upgrade"]
-        run_logged([*pip, *target, "-r", file], log, f"{name}: putting {file} aside")
-    # Two processes compile faster than pip's one, and every Ray worker imports from these files.
+        installer.install([*target, "-r", file], f"{name}: putting {file} aside")
+    # Every Ray worker and SGLang process imports from these files: compiled once, on all cores.
     libraries = sysconfig.get_path("purelib", vars={"base": str(ENVIRONMENT), "platbase": str(ENVIRONMENT)})
     compile_all = ["-m", "compileall", "-q", "-j", "0", libraries]
     # Some wheels carry templates or Python 2 files that do not compile; only a crash of compileall matters.

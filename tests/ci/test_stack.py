@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -64,3 +65,46 @@ def test_a_failed_command_shows_the_end_of_its_log(stack: ModuleType, tmp_path: 
     command = [sys.executable, "-c", "print('no such package'); raise SystemExit(3)"]
     with pytest.raises(SystemExit, match="no such package"):
         stack.run_logged(command, tmp_path / "log", "installing")
+
+
+LISTED = """\
+:env:.find-links='/wheels'
+global.cert='/ca.crt'
+global.extra-index-url='https://one.invalid/simple https://two.invalid/simple'
+global.find-links='/other'
+user.index-url='https://mirror.invalid/simple'
+"""
+
+
+def test_pips_own_index_settings_are_handed_to_uv(stack: ModuleType) -> None:
+    settings = stack.pip_settings(LISTED)
+    assert settings["find-links"] == ["/wheels"]
+    command = stack.uv_command(Path("bin/python"), settings)
+    pairs = list(itertools.pairwise(command))
+    assert ("--default-index", "https://mirror.invalid/simple") in pairs
+    assert ("--index", "https://one.invalid/simple") in pairs
+    assert ("--index", "https://two.invalid/simple") in pairs
+    assert ("--find-links", "/wheels") in pairs
+    assert "--no-deps" in command
+
+
+def test_without_settings_uv_gets_none(stack: ModuleType) -> None:
+    assert "--index" not in stack.uv_command(Path("bin/python"), stack.pip_settings(""))
+
+
+@pytest.mark.parametrize(("uv_works", "tools"), [(True, ["uv"]), (False, ["uv", "pip"])])
+def test_pip_takes_over_where_uv_fails(
+    stack: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, uv_works: bool, tools: list[str]
+) -> None:
+    used: list[str] = []
+
+    def run(command: list[str], _log: Path, what: str, _env: object = None) -> None:
+        if what == "installing uv":
+            return
+        used.append("uv" if Path(command[0]).name == "uv" else "pip")
+        if used[-1] == "uv" and not uv_works:
+            raise SystemExit("no answer")
+
+    monkeypatch.setattr(stack, "run_logged", run)
+    stack.Installer(Path(sys.executable), tmp_path / "log").install(["-r", "x"], "installing")
+    assert used == tools
