@@ -27,6 +27,7 @@ ENVIRONMENT = ROOT / ".nox" / "stack"
 INSTALL_LIMIT_S = 3600
 PROGRESS_EVERY_S = 20
 UV = "uv==0.13.9"
+PYTHON = (3, 11)
 
 
 @dataclass(frozen=True)
@@ -232,11 +233,26 @@ def install(name: str, python: Path) -> None:
     print(f"   {name}: done in {time.monotonic() - started:.0f} s", flush=True)
 
 
+def check_python(version: tuple[int, ...]) -> None:
+    """Refuse a Python for which the pins were not made.
+
+    Raises:
+        SystemExit: another minor version than ``PYTHON``.
+    """
+    if version[:2] != PYTHON:
+        found, wanted = (".".join(map(str, numbers[:2])) for numbers in (version, PYTHON))
+        raise SystemExit(
+            f"found Python {found}; expected {wanted}, which the pinned requirements are for\n"
+            f"  next step: python{wanted} -m pip install nox && python{wanted} -m nox …"
+        )
+
+
 def main() -> None:
     """Install the layers named on the command line."""
     parser = argparse.ArgumentParser(description="Make the shared environment of the heavy sessions.")
     parser.add_argument("layers", nargs="+", choices=sorted(LAYERS))
     names = in_order(parser.parse_args().layers)
+    check_python(tuple(sys.version_info[:3]))
     python = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     make_environment(python)
     for name in names:

@@ -108,3 +108,9 @@ def test_pip_takes_over_where_uv_fails(
     monkeypatch.setattr(stack, "run_logged", run)
     stack.Installer(Path(sys.executable), tmp_path / "log").install(["-r", "x"], "installing")
     assert used == tools
+
+
+def test_another_python_is_refused_with_the_way_out(stack: ModuleType) -> None:
+    stack.check_python((3, 11, 9))
+    with pytest.raises(SystemExit, match=r"found Python 3\.12; expected 3\.11(.|\n)*python3\.11 -m nox"):
+        stack.check_python((3, 12, 1))

@@ -47,8 +47,15 @@ def write_record(run: RunDirectory, plan: str, *, pid: int = 7, **changes: objec
 
 
 def test_nothing_drifted_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "verify", lambda _series: report())
+    looked_at: list[object] = []
+
+    def verify(series: object) -> Report:
+        looked_at.append(series)
+        return report()
+
+    monkeypatch.setattr(patches, "verify", verify)
     patches.refuse_drift(())
+    assert len(looked_at) == 1
 
 
 def test_drift_is_refused_with_the_place_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
