@@ -2,10 +2,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from verl_musa.run.signals import InterruptedRunError, Signals
+
+
+@pytest.fixture(autouse=True)
+def _not_under_nohup() -> Iterator[None]:
+    """The tests themselves may run under nohup, where a hangup is ignored from the start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_the_first_signal_interrupts_and_later_ones_only_speak(capfd: pytest.CaptureFixture[str]) -> None:
