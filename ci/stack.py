@@ -3,7 +3,8 @@
 A layer is a folder of ours (installed editable) or a requirements file (a complete, exact closure, so pip never
 resolves anything). Each layer leaves a stamp with the hash of what it was made from, and is redone only when that
 changes. Run by nox with any Python of the right version: standard library only. uv installs (seconds instead of minutes),
-with pip's own index settings, which it does not read by itself; where uv cannot be had or fails, pip does it.
+with pip's own index settings, which it does not read by itself. pip does it where uv cannot be had or fails, and where
+extra indexes are set: pip takes the best file of all indexes, uv the one of the first index that has the version.
 
     python ci/stack.py train test          # prints the interpreter's path as its last line
 """
@@ -137,13 +138,11 @@ def pip_settings(listed: str) -> dict[str, list[str]]:
 
 def uv_command(python: Path, settings: dict[str, list[str]]) -> list[str]:
     """Return uv's install command with pip's index settings."""
-    names = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
+    names = {"index-url": "--default-index", "find-links": "--find-links"}
     given = [
         part for name, option in names.items() for value in settings.get(name, ()) for part in (option, value)
     ]
-    # Every requirement is pinned exactly, so which index answers first must not decide whether it is found.
-    return [str(python.with_name("uv")), "pip", "install", "--python", str(python), "--no-deps",
-            "--index-strategy", "unsafe-best-match", *given]  # fmt: skip
+    return [str(python.with_name("uv")), "pip", "install", "--python", str(python), "--no-deps", *given]
 
 
 class Installer:
@@ -170,6 +169,8 @@ class Installer:
         )
         settings = pip_settings(asked.stdout)
         self._certificates = {"SSL_CERT_FILE": settings["cert"][0]} if settings.get("cert") else {}
+        if settings.get("extra-index-url"):
+            return
         try:
             run_logged([*self._pip, UV], log, "installing uv")
         except SystemExit:

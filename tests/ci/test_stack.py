@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -82,21 +83,34 @@ def test_pips_own_index_settings_are_handed_to_uv(stack: ModuleType) -> None:
     command = stack.uv_command(Path("bin/python"), settings)
     pairs = list(itertools.pairwise(command))
     assert ("--default-index", "https://mirror.invalid/simple") in pairs
-    assert ("--index", "https://one.invalid/simple") in pairs
-    assert ("--index", "https://two.invalid/simple") in pairs
     assert ("--find-links", "/wheels") in pairs
     assert "--no-deps" in command
 
 
 def test_without_settings_uv_gets_none(stack: ModuleType) -> None:
-    assert "--index" not in stack.uv_command(Path("bin/python"), stack.pip_settings(""))
+    assert stack.uv_command(Path("bin/python"), stack.pip_settings(""))[-1] == "--no-deps"
 
 
-@pytest.mark.parametrize(("uv_works", "tools"), [(True, ["uv"]), (False, ["uv", "pip"])])
-def test_pip_takes_over_where_uv_fails(
-    stack: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, uv_works: bool, tools: list[str]
+@pytest.mark.parametrize(
+    ("listed", "uv_works", "tools"),
+    [
+        ("", True, ["uv"]),
+        ("", False, ["uv", "pip"]),
+        ("global.extra-index-url='https://x.invalid'", True, ["pip"]),
+    ],
+)
+def test_pip_takes_over_where_uv_fails_or_indexes_must_be_merged(
+    stack: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    listed: str,
+    uv_works: bool,
+    tools: list[str],
 ) -> None:
     used: list[str] = []
+    asked = subprocess.CompletedProcess([], 0, stdout=listed)
+    monkeypatch.setattr(stack.subprocess, "run", lambda *_arguments, **_options: asked)
 
     def run(command: list[str], _log: Path, what: str, _env: object = None) -> None:
         if what == "installing uv":
