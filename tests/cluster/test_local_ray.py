@@ -113,3 +113,13 @@ def test_a_ray_that_ends_or_stays_silent_is_reported_with_its_log(tmp_path: Path
     finally:
         ray._process.kill()
         ray._process.wait(timeout=10)
+
+
+def test_no_port_of_rays_own_metrics_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Seen: the dashboard was given 44227, where it already serves its metrics, and died while Ray said that it runs."""
+    monkeypatch.setattr(
+        local_ray, "free_ports", lambda count: [44227, 44217, 50001, 50002, 50003, 50004][:count]
+    )
+    plan = local_ray.plan_ray(num_cpus=1, num_gpus=1, temp_dir=tmp_path)
+    ports = {plan.port, plan.dashboard_port, plan.client_port, plan.agent_port}
+    assert ports == {50001, 50002, 50003, 50004}

@@ -27,6 +27,8 @@ WAITS = {
     "RAY_raylet_start_wait_time_s": "900",
     "RAY_worker_register_timeout_seconds": "900",
 }
+# Where Ray's autoscaler and dashboard serve their own metrics: a dashboard that is told to listen on the latter dies.
+METRIC_PORTS = frozenset({44217, 44227})
 # Settings of the calling shell that would send this run's processes to another Ray.
 FOREIGN = (
     "RAY_ADDRESS",
@@ -122,7 +124,7 @@ def plan_ray(
         check_port(port, "--ray-port")
     if dashboard_port is not None:
         check_port(dashboard_port, "--dashboard-port")
-    spare = free_ports(4)
+    spare = [number for number in free_ports(4 + len(METRIC_PORTS)) if number not in METRIC_PORTS]
     return RayPlan(
         temp_dir=temp_dir,
         port=port or spare[0],
