@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from verl_musa._start import PLAN_ENV
 from verl_musa.errors import HostError, JobFailedError
 from verl_musa.observe.proof import read_proofs
 from verl_musa.patching import activation_env, gather, load_series
@@ -12,8 +13,6 @@ from verl_musa.patching.verify import verify
 from verl_musa.recipe import Recipe
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.record import RunRecord
-
-PLAN_ENV = "VERL_MUSA_PATCHES"
 
 
 def activation(recipe: Recipe, allow_drift: Sequence[str]) -> dict[str, str]:
