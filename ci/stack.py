@@ -39,7 +39,8 @@ class Layer:
         summary: what the user reads while it installs.
         requirements: requirements files, relative to the checkout.
         packages: folders of this checkout, installed editable.
-        aside: requirements whose packages only those see that ask for them (folder ``aside`` of the environment).
+        aside: requirements that go into a folder of their own (``aside/LAYER`` of the environment): only processes that
+            have it on their ``PYTHONPATH`` see them.
         needs: layers that must be there first.
     """
 
@@ -62,12 +63,19 @@ LAYERS = {
         packages=("ci/sgl_kernel_stub",),
         needs=("train",),
     ),
-    "test": Layer(
-        "pytest and its plugins",
-        requirements=("ci/requirements-test.txt",),
-        aside=("ci/requirements-aside.txt",),
+    # The extras of recipes. Aside, since SGLang takes torchada's mere presence for a Moore Threads host.
+    "megatron": Layer(
+        "Megatron-Core, its bridge and torchada, aside",
+        aside=("images/sim/requirements-megatron.txt",),
         needs=("train",),
     ),
+    # Aside, since it brings another openai than SGLang's, and transformers and verl look for a package of that name.
+    "vllm": Layer(
+        "vLLM's CPU build and what its server imports, aside",
+        aside=("images/sim/requirements-vllm.txt",),
+        needs=("train",),
+    ),
+    "test": Layer("pytest and its plugins", requirements=("ci/requirements-test.txt",), needs=("train",)),
 }
 
 
@@ -84,8 +92,8 @@ def in_order(names: Sequence[str]) -> list[str]:
 def fingerprint(layer: Layer) -> str:
     """Hash everything that decides a layer's content."""
     digest = hashlib.sha256(sys.version.encode())
-    for name in (*layer.requirements, *layer.aside):
-        digest.update((ROOT / name).read_bytes())
+    for file in (*layer.requirements, *layer.aside):
+        digest.update((ROOT / file).read_bytes())
     for folder in layer.packages:
         digest.update((ROOT / folder / "pyproject.toml").read_bytes())
     return digest.hexdigest()
@@ -216,14 +224,17 @@ def install(name: str, python: Path) -> None:
     log.unlink(missing_ok=True)
     stamp.unlink(missing_ok=True)
     started = time.monotonic()
-    print(f"-> {name}: {layer.summary}; {count(layer.requirements)} pinned packages, log {log}", flush=True)
+    print(
+        f"-> {name}: {layer.summary}; {count((*layer.requirements, *layer.aside))} pinned packages, log {log}",
+        flush=True,
+    )
     installer = Installer(python, log)
     for file in layer.requirements:
         installer.install(["-r", file], f"{name}: installing")
     for folder in layer.packages:
         installer.install(["-e", f"./{folder}"], f"{name}: installing {folder}")
     for file in layer.aside:
-        target = ["--target", str(ENVIRONMENT / "aside"), "--upgrade"]
+        target = ["--target", str(ENVIRONMENT / "aside" / name), "--upgrade"]
         installer.install([*target, "-r", file], f"{name}: putting {file} aside")
     # Every Ray worker and SGLang process imports from these files: compiled once, on all cores.
     libraries = sysconfig.get_path("purelib", vars={"base": str(ENVIRONMENT), "platbase": str(ENVIRONMENT)})

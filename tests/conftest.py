@@ -41,6 +41,8 @@ actor_rollout_ref.rollout.name: sglang
 actor_rollout_ref.rollout.n: 4
 actor_rollout_ref.rollout.tensor_model_parallel_size: 1
 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu: 4
+actor_rollout_ref.rollout.enforce_eager: true
++actor_rollout_ref.rollout.engine_kwargs.sglang: {attention_backend: triton}
 """
 
 REWARD = """\
@@ -59,6 +61,10 @@ class Aside:
     """
 
     folder: Path
+
+    def of(self, extra: str) -> Aside:
+        """The folder of another extra."""
+        return Aside(self.folder.parent / extra)
 
     def version(self, distribution: str) -> str | None:
         """Version of a distribution in this environment or aside; None where there is none."""
@@ -91,7 +97,7 @@ def _why_no_hardware() -> str | None:
 
 @pytest.fixture(scope="session")
 def aside() -> Aside:
-    return Aside(Path(sys.prefix) / "aside")
+    return Aside(Path(sys.prefix) / "aside" / "megatron")
 
 
 @pytest.fixture

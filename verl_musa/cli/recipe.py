@@ -14,7 +14,14 @@ from rich.table import Table
 app = typer.Typer(help="List, show and check recipes.", no_args_is_help=True)
 
 Name = Annotated[
-    str, typer.Argument(help="Name of a recipe, a unique start of it, or the path of its folder.")
+    str,
+    typer.Argument(
+        help="Name of a recipe, a unique start of it, or the path of its folder; NAME@VARIANT for a variant."
+    ),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", metavar="NAME", help="Lay this variant over the recipe; may be repeated."),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -39,10 +46,10 @@ def list_() -> None:
     Looked for in $VERL_MUSA_RECIPES (folders joined by ':') when set, else in the nearest 'recipes' folder upwards.
     """
     from verl_musa.errors import VerlMusaError
-    from verl_musa.recipe import list_recipes, load_recipe
+    from verl_musa.recipe import list_recipes, list_variants, load_recipe
 
     table = Table(show_edge=False, pad_edge=False)
-    for column in ("recipe", "version", "device", "summary"):
+    for column in ("recipe", "version", "device", "summary", "variants"):
         table.add_column(column, overflow="fold")
     for name, folder in list_recipes().items():
         try:
@@ -51,13 +58,14 @@ def list_() -> None:
             table.add_row(name, "?", "?", f"cannot be read: {error.where or ''} {error.message}")
             continue
         kind = f"{recipe.device.type}, simulated" if recipe.device.simulated else recipe.device.type
-        table.add_row(name, recipe.version, kind, recipe.summary)
+        table.add_row(name, recipe.version, kind, recipe.summary, ", ".join(list_variants(folder)))
     Console().print(table if table.row_count else "no recipes found")
 
 
 @app.command("show")
 def show(
     name: Name,
+    *,
     resolved: Annotated[bool, typer.Option("--resolved", help="Print verl's whole composed config.")] = False,
     portable: Annotated[
         bool,
@@ -66,6 +74,7 @@ def show(
             help="With --resolved: name this machine's folders symbolically, as golden files hold them.",
         ),
     ] = False,
+    variants: Variants = None,
     sets: Sets = None,
     site: Site = None,
 ) -> None:
@@ -76,9 +85,10 @@ def show(
     from verl_musa.recipe import dump_config, load_recipe, load_site, resolve
     from verl_musa.recipe import portable as make_portable
 
-    recipe = load_recipe(name)
+    recipe = load_recipe(name, variants=variants or ())
     if not resolved and not sets:
-        sys.stdout.write(recipe.document.path.read_text(encoding="utf-8"))
+        for path in (recipe.document.path, *(one.document.path for one in recipe.layers)):
+            sys.stdout.write(path.read_text(encoding="utf-8"))
         return
     found = resolve(
         recipe, run_dir=Path("runs", recipe.name, "RUN-ID"), site=load_site(site), sets=sets or ()
@@ -93,6 +103,8 @@ def show(
 @app.command("check")
 def check(
     name: Name,
+    *,
+    variants: Variants = None,
     sets: Sets = None,
     site: Site = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -110,7 +122,7 @@ def check(
     from verl_musa.data import check_recipe
     from verl_musa.recipe import assets_dir, ensure_assets, load_recipe, load_site, resolve
 
-    recipe = load_recipe(name)
+    recipe = load_recipe(name, variants=variants or ())
     found = resolve(
         recipe, run_dir=Path("runs", recipe.name, "RUN-ID"), site=load_site(site), sets=sets or ()
     )
@@ -119,7 +131,34 @@ def check(
     folder = assets_dir(recipe)
     results = check_recipe(found, assets_ready=folder is None or folder.is_dir())
     if as_json:
-        typer.echo(json.dumps({"recipe": recipe.name, **to_json(results)}, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps({"recipe": recipe.title, **to_json(results)}, indent=2, ensure_ascii=False))
     else:
         render(results, Console())
     raise typer.Exit(exit_code(results))
+
+
+@app.command("extras", context_settings={"ignore_unknown_options": True})
+def extras(
+    arguments: Annotated[list[str], typer.Argument(help="The arguments of `verl-musa run`.")],
+) -> None:
+    """Print the extras that a run would need, one on each line; nox installs them before it."""
+    import click
+
+    from verl_musa.cli import run
+    from verl_musa.run import RunOptions
+    from verl_musa.run.prepare import chosen_recipe
+
+    parser = typer.Typer()
+    parser.command()(run.run)
+    context = typer.main.get_command(parser).make_context("run", list(arguments), resilient_parsing=True)
+    given = context.params
+    if not given["recipe"]:
+        raise click.UsageError("name a recipe; `verl-musa recipe list` shows them")
+    options = RunOptions(
+        recipe=given["recipe"],
+        variants=tuple(given["variants"] or ()),
+        resume=given["resume"],
+        runs_dir=given["runs_dir"],
+    )
+    for name in chosen_recipe(options).extras:
+        typer.echo(name)

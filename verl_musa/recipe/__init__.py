@@ -11,6 +11,7 @@ from verl_musa.recipe.load import default_roots, list_recipes, load_recipe, load
 from verl_musa.recipe.overrides import Override
 from verl_musa.recipe.resolution import Resolved, portable, resolve
 from verl_musa.recipe.schema import Recipe, Site
+from verl_musa.recipe.variants import list_variants
 
 __all__ = [
     "Override",
@@ -23,6 +24,7 @@ __all__ = [
     "dump_config",
     "ensure_assets",
     "list_recipes",
+    "list_variants",
     "load_recipe",
     "load_site",
     "portable",

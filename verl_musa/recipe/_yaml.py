@@ -65,19 +65,50 @@ class Document:
         path: the file, as it is named in messages.
         value: dicts, lists and scalars.
         lines: location (keys and list indices from the root) -> 1-based line of its key or item.
+        overlaid: location -> ``file:line``, for what another file laid over this one.
     """
 
     path: Path
     value: Any
     lines: dict[Location, int] = field(repr=False)
+    overlaid: dict[Location, str] = field(default_factory=dict, repr=False)
 
     def where(self, location: Location = ()) -> str:
         """``file:line`` of ``location``, or of the nearest enclosing key that exists."""
         for length in range(len(location), -1, -1):
+            if location[:length] in self.overlaid:
+                return self.overlaid[location[:length]]
             line = self.lines.get(location[:length])
             if line is not None:
                 return f"{self.path}:{line}"
         return str(self.path)
+
+    def overlay(self, other: Document, root: Location = ()) -> Document:
+        """This document with the mapping at ``root`` of ``other`` merged over it: mappings key by key, all else whole.
+
+        Messages about a value name the file that it came from.
+        """
+        node = other.value
+        for part in root:
+            node = node[part]
+        overlaid = dict(self.overlaid)
+
+        def merge(lower: Any, upper: Any, location: Location) -> Any:
+            if isinstance(lower, dict) and isinstance(upper, dict):
+                merged = dict(lower)
+                for key, value in upper.items():
+                    merged[key] = merge(lower.get(key), value, (*location, key))
+                return merged
+            for inner in [known for known in overlaid if known[: len(location)] == location]:
+                del overlaid[inner]
+            for inner in other.lines:
+                if inner[: len(root) + len(location)] == (*root, *location):
+                    overlaid[inner[len(root) :]] = other.where(inner)
+            return upper
+
+        return Document(
+            path=self.path, value=merge(self.value, node, ()), lines=self.lines, overlaid=overlaid
+        )
 
 
 def read_document(path: Path) -> Document:

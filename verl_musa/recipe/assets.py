@@ -35,13 +35,14 @@ _GRACE_SECONDS = 5.0
 def assets_dir(recipe: Recipe) -> Path | None:
     """Where the recipe's assets are or will be; None where it makes none. Touches no file but the script.
 
-    ``${XDG_CACHE_HOME:-~/.cache}/verl-musa/assets/<recipe>/<hash>`` with a hash over the script's content, the seed,
-    the interpreter and the versions of the libraries that decide the files' content.
+    ``${XDG_CACHE_HOME:-~/.cache}/verl-musa/assets/<recipe>/<hash>`` with a hash over the script's content, what such
+    scripts share, the seed, the interpreter and the versions of the libraries that decide the files' content.
     """
     if recipe.assets is None or recipe.assets_script is None:
         return None
     facts = {
         "script": hashlib.sha256(recipe.assets_script.read_bytes()).hexdigest(),
+        "library": _library(),
         "seed": recipe.assets.seed,
         "python": f"{sys.implementation.name} {platform.python_version()}",
         "versions": {name: _version(name) for name in _VERSIONED},
@@ -49,6 +50,12 @@ def assets_dir(recipe: Recipe) -> Path | None:
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache).expanduser().absolute() / "verl-musa" / "assets" / recipe.name / key
+
+
+def _library() -> str:
+    """Hash of what such scripts share, ``verl_musa.data.toy``."""
+    files = sorted((Path(__file__).parents[1] / "data" / "toy").glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _version(name: str) -> str | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_musa.errors import HostError, RecipeError
-from verl_musa.recipe.load import describe
 from verl_musa.recipe.overrides import Override, close_keys
+from verl_musa.recipe.validation import describe
 
 MISSING = "???"
 """OmegaConf's mark for a value that must be given."""

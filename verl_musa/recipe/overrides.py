@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_musa.errors import RecipeError
 from verl_musa.recipe._yaml import Document, parse_value
-from verl_musa.recipe.load import describe
+from verl_musa.recipe.validation import describe
 
 _KEY = re.compile(r"^(\+\+|\+|~)?([A-Za-z_$][\w$@/:-]*(?:\.[\w$-]+)*)$")
 _ESCAPED = re.compile(r"([\\(){}\[\]:=, \t])")

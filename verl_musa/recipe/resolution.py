@@ -11,10 +11,12 @@ from verl_musa.errors import RecipeError
 from verl_musa.recipe._yaml import Document, Location, read_document
 from verl_musa.recipe.assets import assets_dir
 from verl_musa.recipe.compose import base_config, compose, config_dir, selects_group
-from verl_musa.recipe.load import describe
 from verl_musa.recipe.overrides import Override, layer, overrides_from, overrides_from_sets
 from verl_musa.recipe.schema import Recipe, Site
+from verl_musa.recipe.sglang import refuse_second_setting, sglang_overrides
+from verl_musa.recipe.validation import describe
 from verl_musa.recipe.variables import Variables
+from verl_musa.recipe.variants import lay_over_config, part
 
 CONFIG_FILE = "config.yaml"
 RUNTIME_ENV_FILE = "runtime_env.yaml"
@@ -66,19 +68,23 @@ def resolve(recipe: Recipe, *, run_dir: Path, site: Site, sets: Sequence[str] = 
     variables = Variables(site=site, folders=folders)
     filled = _fill(recipe, variables)
     folder = config_dir(recipe.trainer.module)
-    written = _read_overrides(recipe.folder / CONFIG_FILE, variables)
+    written = lay_over_config(
+        _read_overrides(recipe.folder / CONFIG_FILE, variables), recipe.layers, variables
+    )
     given = [_filled_set(override, variables) for override in overrides_from_sets(sets)]
     groups = tuple(o.text for o in layer(written, given) if selects_group(folder, o))
     derived = _derived(filled, run_dir, _seeds(folder, recipe.trainer.config_name, groups))
     _refuse_owned(written, derived)
-    overrides = tuple(layer([*derived, *written], given))
+    server = sglang_overrides(recipe)
+    refuse_second_setting(written, server)
+    overrides = tuple(layer([*derived, *written, *server], given))
     return Resolved(
         recipe=filled,
         run_dir=run_dir,
         assets_dir=assets,
         overrides=overrides,
         config=compose(folder, recipe.trainer.config_name, overrides),
-        runtime_env=_runtime_env(recipe.folder / RUNTIME_ENV_FILE, variables),
+        runtime_env=_runtime_env(recipe, variables),
         seed=recipe.seed,
     )
 
@@ -98,7 +104,15 @@ def _fill(recipe: Recipe, variables: Variables) -> Recipe:
     def path(location: Location, value: str) -> str:
         return str(_absolute(fill(location, value), recipe, location))
 
-    model = recipe.model.model_copy(update={"path": path(("model", "path"), recipe.model.path)})
+    models = {
+        name: model.model_copy(update={"path": path((name, "path"), model.path)})
+        for name, model in (
+            ("model", recipe.model),
+            ("critic", recipe.critic),
+            ("reward_model", recipe.reward_model),
+        )
+        if model is not None
+    }
     data = recipe.data.model_copy(
         update={
             name: tuple(
@@ -107,7 +121,7 @@ def _fill(recipe: Recipe, variables: Variables) -> Recipe:
             for name in ("train", "val")
         }
     )
-    return recipe.model_copy(update={"model": model, "data": data})
+    return recipe.model_copy(update={**models, "data": data})
 
 
 def _absolute(text: str, recipe: Recipe, location: Location) -> Path:
@@ -159,13 +173,19 @@ def _derived(recipe: Recipe, run_dir: Path, seeds: Sequence[str]) -> list[Overri
         ("data.train_files", list(recipe.data.train), ("data", "train")),
         ("data.val_files", list(recipe.data.val), ("data", "val")),
         ("actor_rollout_ref.model.path", recipe.model.path, ("model", "path")),
-        ("trainer.nnodes", recipe.cluster.nodes, ("cluster", "nodes")),
-        ("trainer.n_gpus_per_node", recipe.cluster.devices_per_node, ("cluster", "devices_per_node")),
+        *_sizes(recipe),
         ("trainer.project_name", recipe.name, ("name",)),
         ("trainer.experiment_name", run_dir.name, ("name",)),
         ("trainer.default_local_dir", str(run_dir / "checkpoints"), ("name",)),
         *((path, recipe.seed, ("seed",)) for path in seeds),
     ]
+    if recipe.critic is not None:
+        values.append(("critic.model.path", recipe.critic.path, ("critic", "path")))
+    if recipe.reward_model is not None:
+        values += [
+            ("reward.reward_model.enable", True, ("reward_model",)),
+            ("reward.reward_model.model_path", recipe.reward_model.path, ("reward_model", "path")),
+        ]
     if recipe.reward is not None:
         values += [
             ("reward.custom_reward_function.path", str(recipe.reward_file), ("reward", "file")),
@@ -174,6 +194,29 @@ def _derived(recipe: Recipe, run_dir: Path, seeds: Sequence[str]) -> list[Overri
     return [
         Override(key, value, recipe.document.where(location), forced=True) for key, value, location in values
     ]
+
+
+def _sizes(recipe: Recipe) -> list[tuple[str, Any, Location]]:
+    """Hosts and devices of verl's resource pools: one for all roles, or one each for trainer and rollout."""
+    if recipe.pools is None:
+        cluster = recipe.cluster
+        return [
+            ("trainer.nnodes", cluster.nodes, ("cluster", "nodes")),
+            ("trainer.n_gpus_per_node", cluster.devices_per_node, ("cluster", "devices_per_node")),
+        ]
+    prefixes = {
+        "trainer": "trainer",
+        "rollout": "actor_rollout_ref.rollout",
+        "reward": "reward.reward_model",
+    }
+    sizes: list[tuple[str, Any, Location]] = [
+        (f"{prefixes[pool]}.{key}", getattr(getattr(recipe.pools, pool), name), ("pools", pool, name))
+        for pool in recipe.pools.model_dump(exclude_none=True)
+        for key, name in (("nnodes", "nodes"), ("n_gpus_per_node", "devices_per_node"))
+    ]
+    if recipe.pools.reward is not None:
+        sizes.append(("reward.reward_model.enable_resource_pool", True, ("pools", "reward")))
+    return sizes
 
 
 def _refuse_owned(written: Sequence[Override], derived: Sequence[Override]) -> None:
@@ -190,10 +233,19 @@ def _refuse_owned(written: Sequence[Override], derived: Sequence[Override]) -> N
             )
 
 
-def _runtime_env(path: Path, variables: Variables) -> dict[str, Any]:
-    """Ray's runtime_env; an empty one where the recipe has no such file."""
-    if not path.is_file():
-        return {}
+def _runtime_env(recipe: Recipe, variables: Variables) -> dict[str, Any]:
+    """Ray's runtime_env, with the variables of the variants; an empty one where the recipe has no such file."""
+    path = recipe.folder / RUNTIME_ENV_FILE
+    value: dict[str, Any] = _read_runtime_env(path, variables) if path.is_file() else {}
+    for one in recipe.layers:
+        if one.variant.env_vars:
+            laid = part(one, "env_vars", variables)
+            _check_env_vars(laid.value, laid, ())
+            value = {**value, "env_vars": {**value.get("env_vars", {}), **laid.value}}
+    return value
+
+
+def _read_runtime_env(path: Path, variables: Variables) -> dict[str, Any]:
     document = read_document(path)
     value = variables.substitute({} if document.value is None else document.value, document.where)
     if not isinstance(value, dict):
@@ -206,21 +258,21 @@ def _runtime_env(path: Path, variables: Variables) -> dict[str, Any]:
         )
     variables_set = value.get("env_vars")
     if variables_set is not None:
-        _check_env_vars(variables_set, document)
+        _check_env_vars(variables_set, document, ("env_vars",))
     return value
 
 
-def _check_env_vars(variables_set: Any, document: Document) -> None:
+def _check_env_vars(variables_set: Any, document: Document, root: Location) -> None:
     if not isinstance(variables_set, Mapping):
         raise RecipeError(
             "env_vars must be a mapping",
-            where=document.where(("env_vars",)),
+            where=document.where(root),
             found=describe(variables_set),
             expected='NAME: "value" lines',
             fix="write one variable a line",
         )
     for name, value in variables_set.items():
-        where = document.where(("env_vars", name))
+        where = document.where((*root, name))
         if not isinstance(value, str):
             raise RecipeError(
                 f"environment variable {name} must be text",

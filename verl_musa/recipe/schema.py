@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    model_validator,
+)
 
 from verl_musa.recipe._yaml import Document
 
@@ -26,6 +35,7 @@ DottedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(
 InnerPath = Annotated[str, AfterValidator(_stays_inside)]
 Files = Annotated[tuple[Text, ...], Field(min_length=1, strict=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Extra = Literal["megatron", "vllm"]
 
 
 class _Strict(BaseModel):
@@ -60,7 +70,7 @@ class Assets(_Strict):
 
 
 class Model(_Strict):
-    """The policy that is trained."""
+    """A model on disk."""
 
     path: Text
     """Folder in Hugging Face layout, usually built from ``${assets.dir}`` or ``${site.NAME}``."""
@@ -105,6 +115,29 @@ class Cluster(_Strict):
     """Host memory that the job needs on each host, in GiB."""
 
 
+class Pool(_Strict):
+    """Devices of one resource pool."""
+
+    nodes: Annotated[int, Field(ge=1, le=4096)]
+    """Number of hosts."""
+
+    devices_per_node: Annotated[int, Field(ge=1, le=64)]
+    """Devices on each of them."""
+
+
+class Pools(_Strict):
+    """How the devices are divided among verl's resource pools, where not all roles share them."""
+
+    trainer: Pool
+    """Actor, reference and critic; ``trainer.nnodes`` and ``trainer.n_gpus_per_node`` in verl."""
+
+    rollout: Pool | None = None
+    """Rollout servers, for placement ``split`` only; ``actor_rollout_ref.rollout.nnodes`` and ``.n_gpus_per_node`` in verl."""
+
+    reward: Pool | None = None
+    """Servers of the reward model; ``reward.reward_model.nnodes`` and ``.n_gpus_per_node``. Left out: the trainer's pool."""
+
+
 class Trainer(_Strict):
     """The verl entry point."""
 
@@ -113,6 +146,32 @@ class Trainer(_Strict):
 
     config_name: Identifier = "ppo_trainer"
     """Name of the primary config in that folder."""
+
+
+class SGLang(_Strict):
+    """Options of the SGLang rollout server that decide speed and memory on Moore Threads GPUs.
+
+    Left out (None): verl's or SGLang's own default. Any other option of SGLang's ``ServerArgs`` goes into config.yaml, under
+    ``actor_rollout_ref.rollout.engine_kwargs.sglang``.
+    """
+
+    attention_backend: Literal["fa3", "triton", "torch_native", "flashinfer", "intel_amx"] | None = None
+    """Attention kernels. MUSA: ``fa3`` (needs ``mate`` and page size 64) or ``triton``; on the CPU ``torch_native``."""
+
+    graphs: bool | None = None
+    """Capture decode graphs. Sets both verl's ``enforce_eager`` and SGLang's ``disable_cuda_graph``, so that neither undoes the other."""
+
+    radix_cache: bool | None = None
+    """Share the cached keys and values of equal prompt prefixes. What is found there depends on timing."""
+
+    overlap_schedule: bool | None = None
+    """Prepare the next batch on the host while the device computes this one."""
+
+    memory_saver: bool | None = None
+    """Give weights and cache back between phases. Sets SGLang's ``enable_memory_saver`` and verl's ``free_cache_engine``."""
+
+    page_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Tokens in one page of the key-value cache. SGLang's default: 64 on MUSA, 1 elsewhere."""
 
 
 class Accept(_Strict):
@@ -126,6 +185,40 @@ class Accept(_Strict):
 
     rollout_probs_diff_max: Annotated[float, Field(gt=0)] | None = None
     """Largest ``training/rollout_probs_diff_max`` of any step, held at every step of every run."""
+
+
+class Variant(_Strict):
+    """One ``variants/NAME.yaml``: what is different when the recipe is run with that variant."""
+
+    summary: Text
+    """What is different, on one line."""
+
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    """Fields of recipe.yaml, merged over it: mappings key by key, all else whole."""
+
+    drop: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Keys of config.yaml, each with all beneath it, that are not taken over (verl's keys, without ``+``)."""
+
+    config: dict[str, Any] = Field(default_factory=dict)
+    """verl's override keys, as in config.yaml, laid over it."""
+
+    env_vars: dict[Text, Text] = Field(default_factory=dict)
+    """Environment variables, laid over those of runtime_env.yaml."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A variant that was read.
+
+    Attributes:
+        name: the file's name without its ending.
+        variant: its content.
+        document: the file, with its line numbers.
+    """
+
+    name: str
+    variant: Variant
+    document: Document
 
 
 class Recipe(_Strict):
@@ -146,6 +239,9 @@ class Recipe(_Strict):
     image: Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
     """Folder under ``images/`` that the recipe runs in."""
 
+    extras: Annotated[tuple[Extra, ...], Field(strict=False)] = ()
+    """Packages that only some jobs may see; they lie aside from the shared environment and join the job's ``PYTHONPATH``."""
+
     device: Device
     """The device that the job runs on."""
 
@@ -155,8 +251,14 @@ class Recipe(_Strict):
     model: Model
     """The policy that is trained."""
 
+    critic: Model | None = None
+    """The model that the critic starts from; left out where there is no critic, or config.yaml says it."""
+
     data: Data
     """Prompts."""
+
+    reward_model: Model | None = None
+    """A model that scores responses, served by verl beside the rollout; left out: there is none."""
 
     reward: Reward | None = None
     """The scoring function; without it verl picks one of its own by ``data_source``."""
@@ -167,18 +269,53 @@ class Recipe(_Strict):
     trainer: Trainer = Trainer()
     """The verl entry point."""
 
+    placement: Literal["colocated", "split"] = "colocated"
+    """``colocated``: trainer and rollout share the devices (verl's hybrid engine). ``split``: each has its own pool."""
+
+    pools: Pools | None = None
+    """How the devices are divided; left out: all roles share them."""
+
+    sglang: SGLang | None = None
+    """Options of the SGLang server."""
+
     accept: Accept | None = None
     """What a finished run must reach to count as a success."""
 
     seed: Seed
     """Seed of the run; set for every ``seed`` and ``data_loader_seed`` that verl's config has."""
 
-    _document: Document | None = PrivateAttr(default=None)
-
-    def attach(self, document: Document) -> Self:
-        """Remember the file that this was read from."""
-        self._document = document
+    @model_validator(mode="after")
+    def _pools_fit_the_placement(self) -> Self:
+        rollout = self.pools is not None and self.pools.rollout is not None
+        if rollout != (self.placement == "split"):
+            raise ValueError("pools.rollout belongs to placement split, and only to it")
+        if self.pools is not None and self.pools.reward is not None and self.reward_model is None:
+            raise ValueError("pools.reward needs a reward_model")
         return self
+
+    _document: Document | None = PrivateAttr(default=None)
+    _layers: tuple[Layer, ...] = PrivateAttr(default=())
+
+    def attach(self, document: Document, layers: tuple[Layer, ...] = ()) -> Self:
+        """Remember the file that this was read from, and the variants that were laid over it."""
+        self._document = document
+        self._layers = layers
+        return self
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The variants that were laid over the recipe, in that order."""
+        return self._layers
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(layer.name for layer in self._layers)
+
+    @property
+    def title(self) -> str:
+        """``NAME``, or ``NAME@first+second`` with variants; :func:`verl_musa.recipe.load_recipe` takes it back."""
+        return f"{self.name}@{'+'.join(self.variants)}" if self._layers else self.name
 
     @property
     def document(self) -> Document:
