@@ -1,6 +1,7 @@
-"""verl hands Megatron's local attention a mask of another shape than it can use."""
+"""verl hands Megatron's local attention a mask of another shape than it can use, or packed sequences."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ CAUSAL_BY_ITSELF = "megatron.core.fusions.fused_softmax:FusedScaleMaskSoftmax.fo
 
 PATCH = Patch(
     id="megatron-local-attention-mask",
-    summary="a right-padded [batch, sequence] mask becomes the causal mask that local attention makes itself",
+    summary="local attention takes verl's right-padded [batch, sequence] mask, and packed sequences one by one",
     distribution="megatron-core",
     versions=">=0.16,<0.19",
     fingerprints={
@@ -26,7 +27,8 @@ PATCH = Patch(
     },
     reason="verl passes the mask of valid tokens, [batch, sequence]; local attention wants the masked-out pairs, [batch, "
     "1, sequence, sequence], and fails on the sizes. With causal attention and padding on the right, no valid "
-    "token looks at padding, so the causal mask alone is exact there. Anything else is refused.",
+    "token looks at padding, so the causal mask alone is exact there. Packed sequences, which it asserts not to get, are "
+    "attended to one by one with the same mask. Anything else is refused.",
     source="verl 0.9.1, models/mcore/model_forward.py (bshd path); Megatron-Core 0.16.1",
     remove_when=RemoveWhen(text="verl builds the 4-dimensional mask, or Transformer Engine is used on MUSA"),
     without="must match the size of tensor",
@@ -34,17 +36,74 @@ PATCH = Patch(
 
 
 @PATCH.wrap(TARGET)
-def _causal_for_right_padding(original: Callable[..., Any]) -> Callable[..., Any]:
+def _causal_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def forward(
-        self: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any
+    def forward(  # noqa: PLR0917  (Megatron's signature)
+        self: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
     ) -> Any:
+        def attend(*states: Any, mask: Any) -> Any:
+            return original(self, *states, mask, attn_mask_type, attention_bias)
+
+        if packed_seq_params is not None:
+            return _one_by_one(self, attend, (query, key, value), packed_seq_params)
         if attention_mask is not None and attention_mask.dim() == 2:  # noqa: PLR2004  (batch, sequence)
             _require_right_padding(self, attention_mask)
             attention_mask = None
-        return original(self, query, key, value, attention_mask, *args, **kwargs)
+        return attend(query, key, value, mask=attention_mask)
 
     return forward
+
+
+def _one_by_one(attention: Any, attend: Callable[..., Any], states: tuple[Any, Any, Any], packed: Any) -> Any:
+    """Attend within each of the packed sequences. Padding may stand at their ends only, as verl packs them.
+
+    Args:
+        attention: the attention module.
+        attend: attention over states of (sequence, 1, heads, head size).
+        states: query, key and value, (tokens, heads, head size).
+        packed: PackedSeqParams of the same lengths for queries and keys.
+
+    Returns:
+        (tokens, heads * head size).
+
+    Raises:
+        ValueError: not causal, another layout than thd, or lengths that do not make up all tokens.
+    """
+    import torch
+
+    _require_causal(attention, "packed sequences")
+    bounds = getattr(packed, "verl_musa_bounds", None)
+    if bounds is None:
+        # Once per batch and not per layer: it waits for the device.
+        padded = packed.cu_seqlens_q_padded
+        bounds = (packed.cu_seqlens_q if padded is None else padded).tolist()
+        packed.verl_musa_bounds = bounds
+    tokens = states[0].shape[0]
+    if packed.qkv_format != "thd" or bounds[0] != 0 or bounds[-1] != tokens or states[1].shape[0] != tokens:
+        raise ValueError(
+            f"packed sequences: found layout {packed.qkv_format}, {tokens} queries, {states[1].shape[0]} keys and "
+            f"bounds {bounds}; expected thd and bounds from 0 to the number of both"
+        )
+    parts = [
+        attend(*(state[start:end].unsqueeze(1) for state in states), mask=None)
+        for start, end in itertools.pairwise(bounds)
+        if end > start
+    ]
+    return torch.cat(parts).squeeze(1)
+
+
+def _require_causal(attention: Any, what: str) -> None:
+    from megatron.core.transformer.enums import AttnMaskType
+
+    if attention.attn_mask_type != AttnMaskType.causal:
+        raise ValueError(f"{what} with {attention.attn_mask_type}: only causal attention masks by itself")
 
 
 def _require_right_padding(attention: Any, mask: Any) -> None:
@@ -57,12 +116,7 @@ def _require_right_padding(attention: Any, mask: Any) -> None:
     Raises:
         ValueError: the attention is not causal, or padding stands before a valid token.
     """
-    from megatron.core.transformer.enums import AttnMaskType
-
-    if attention.attn_mask_type != AttnMaskType.causal:
-        raise ValueError(
-            f"a [batch, sequence] mask with {attention.attn_mask_type}: only causal attention can drop it"
-        )
+    _require_causal(attention, "a [batch, sequence] mask")
     if getattr(mask, "verl_musa_right_padded", False):
         return
     valid = mask.bool()

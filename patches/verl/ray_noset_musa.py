@@ -22,7 +22,7 @@ PATCH = Patch(
     "one that Ray assigned: all ranks of a host pile up on one card.",
     source="verl 0.9.1, utils/ray_utils.py and single_controller/base/worker.py (_setup_env_cuda_visible_devices)",
     remove_when=RemoveWhen(text="verl's list names the MUSA variable, or asks the platform for it"),
-    without="ray_noset_visible_devices() is False",
+    without="the worker of device 1 computes on device 0",
 )
 
 

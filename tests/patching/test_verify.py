@@ -147,6 +147,23 @@ def test_all_supported_versions(patched: Lab, monkeypatch: pytest.MonkeyPatch) -
     assert [(row.version, row.status) for row in rows] == [("9.9", Status.NOT_INSTALLED), ("1.0", Status.OK)]
 
 
+def test_a_supported_version_that_cannot_be_had_is_never_ok(
+    patched: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from .test_sources import Pip
+
+    monkeypatch.setattr(subprocess, "run", Pip(failures=99))
+    patched.write_series(supported='"1.0", "9.9"')
+    report = verify(load_series(patched.patches), supported=True)
+    assert [(row.version, row.status) for row in report.rows] == [
+        ("1.0", Status.OK),
+        ("9.9", Status.NOT_CHECKED),
+    ]
+    assert report.unchecked == ("fakeup==9.9: cannot be downloaded",)
+    with pytest.raises(PatchError, match="cannot be downloaded"):
+        verify(load_series(patched.patches), against=["fakeup==9.9"])
+
+
 def test_source_that_cannot_be_parsed(patched: Lab) -> None:
     patched.module("fakeup.core", "def answer(:\n")
     with pytest.raises(PatchError, match="cannot be parsed"):

@@ -115,3 +115,13 @@ def test_the_recipe_decides_for_which_devices_the_series_is(variables: dict[str,
 
 def _hardware() -> Recipe:
     return RECIPE.model_copy(update={"device": RECIPE.device.model_copy(update={"simulated": False})})
+
+
+def test_a_patch_that_is_left_out_by_hand_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert patches.left_out(patches.activation(RECIPE, ())) == []
+    monkeypatch.setenv(patches.OFF_ENV, "verl-mfu-s5000,verl-ray-noset-musa")
+    variables = patches.activation(RECIPE, ())
+    assert patches.left_out(variables) == ["verl-mfu-s5000", "verl-ray-noset-musa"]
+    monkeypatch.setenv(patches.OFF_ENV, "no-such-patch")
+    with pytest.raises(PatchError, match="no such patch"):
+        patches.activation(RECIPE, ())

@@ -77,6 +77,18 @@ def test_memory_stats_have_the_usual_keys(base: int) -> None:
     assert torch.musa.memory_stats(DEVICE)["num_device_alloc"] == 0
 
 
+def test_an_allocator_from_a_library_is_refused() -> None:
+    """The name is there, because Megatron-Core imports it (torchada calls it CUDAPluggableAllocator)."""
+    with pytest.raises(NotImplementedError, match="takes no allocator from a library"):
+        torch.musa.memory.MUSAPluggableAllocator("lib.so", "take", "give")
+
+
+def test_a_memory_pool_is_refused() -> None:
+    """The name is there, because SGLang writes it into an annotation (torchada calls it torch.cuda.MemPool)."""
+    with pytest.raises(NotImplementedError, match="no memory pools"):
+        torch.musa.MemPool()
+
+
 def test_devices_are_counted_apart(base: int) -> None:
     torch.empty(MIB, device="musa:0")
     assert torch.musa.max_memory_allocated(DEVICE) == base

@@ -86,17 +86,23 @@ def verify(
     supported: Annotated[bool, typer.Option("--supported", help="Check every supported version.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check all fingerprints without importing upstream. Exit code 1: something has drifted."""
+    """Check all fingerprints without importing upstream.
+
+    Exit code 1: something has drifted. 2: a supported version could not be downloaded, so nothing is known about it.
+    """
     from verl_musa.patching import load_series
     from verl_musa.patching.verify import verify as run_verify
 
     report = run_verify(load_series(), against=against or (), supported=supported)
     if as_json:
-        _print_json({**asdict(report), "ok": not report.drifted})
+        ok = not report.drifted and not report.unchecked
+        _print_json({**asdict(report), "ok": ok})
     else:
         _print_report(report)
     if report.drifted:
         raise typer.Exit(1)
+    if report.unchecked:
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -160,6 +166,8 @@ def _print_report(report: Report) -> None:
         console.print(f"can be removed: {gone.patch} at {gone.distribution} {gone.version}: {gone.condition}")
     for target, ids in report.doubled.items():
         console.print(f"touched by more than one patch: {target}: {', '.join(ids)}")
+    for version in report.unchecked:
+        console.print(f"could not be checked: {version}", style="bold red")
     if report.drifted:
         drifted = ", ".join(dict.fromkeys(row.patch for row in report.drifted))
         console.print(f"drifted: {drifted}\nnext step: docs/upgrading.md", style="bold red")

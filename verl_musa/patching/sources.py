@@ -22,10 +22,15 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
+from verl_musa import extras
 from verl_musa.patching.model import PatchError
 from verl_musa.patching.versions import public
 
 DOWNLOAD_LIMIT_S = 600
+
+
+class DownloadError(PatchError):
+    """A version that could not be fetched, so that nothing is known about it."""
 
 
 class Source(Protocol):
@@ -39,7 +44,7 @@ class Source(Protocol):
 
 
 class InstalledSource:
-    """The files of an installed distribution."""
+    """The files of a distribution that is installed, or lies aside as an extra."""
 
     def __init__(self, distribution: str) -> None:
         """Look the distribution up.
@@ -48,7 +53,7 @@ class InstalledSource:
             metadata.PackageNotFoundError: it is not installed.
         """
         self.distribution = distribution
-        self._metadata = metadata.distribution(distribution)
+        self._metadata = extras.distribution(distribution)
         self.version = public(self._metadata.version)
 
     def read(self, module: str) -> tuple[str, str] | None:
@@ -139,7 +144,8 @@ def open_requirement(requirement: str) -> Iterator[Source]:
     temporary folder (wheels first, since an sdist's metadata needs its build system) and removed afterwards.
 
     Raises:
-        PatchError: the requirement has another form, or it cannot be downloaded within ``DOWNLOAD_LIMIT_S``.
+        PatchError: the requirement has another form.
+        DownloadError: it cannot be downloaded within ``DOWNLOAD_LIMIT_S``.
     """
     path = Path(requirement)
     if path.suffix in {".whl", ".gz"} and path.is_file():
@@ -180,14 +186,14 @@ def _download(requirement: str, folder: Path) -> Path:
                 command, capture_output=True, text=True, timeout=DOWNLOAD_LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise PatchError(
+            raise DownloadError(
                 "the download did not end", where=requirement, found=f"more than {DOWNLOAD_LIMIT_S} s"
             ) from error
         files = [path for path in folder.iterdir() if path.is_file()]
         if result.returncode == 0 and files:
             return files[0]
         output = (result.stderr or result.stdout).strip()
-    raise PatchError(
+    raise DownloadError(
         "cannot be downloaded",
         where=requirement,
         found=output.splitlines()[-1] if output else "no output",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -11,7 +10,7 @@ from importlib import metadata
 from verl_musa.patching.fingerprint import SourceModule
 from verl_musa.patching.model import ABSENT, Patch, PatchError, RemoveWhen, split_target
 from verl_musa.patching.series import Series
-from verl_musa.patching.sources import InstalledSource, Source, open_requirement
+from verl_musa.patching.sources import DownloadError, InstalledSource, Source, open_requirement
 from verl_musa.patching.versions import accepted, in_range, installed_version, is_known
 
 
@@ -22,6 +21,7 @@ class Status(StrEnum):
     DRIFT = "drift"
     NOT_NEEDED = "not needed"
     NOT_INSTALLED = "not installed"
+    NOT_CHECKED = "not checked"
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,17 @@ class Report:
         """The rows that a worker would refuse."""
         return tuple(row for row in self.rows if row.status is Status.DRIFT)
 
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """The supported versions that could not be had, and why: nothing is known about them."""
+        return tuple(
+            dict.fromkeys(
+                f"{row.distribution}=={row.version}: {row.note}"
+                for row in self.rows
+                if row.status is Status.NOT_CHECKED
+            )
+        )
+
 
 def verify(series: Series, *, against: Sequence[str] = (), supported: bool = False) -> Report:
     """Check every patch's targets.
@@ -82,25 +93,35 @@ def verify(series: Series, *, against: Sequence[str] = (), supported: bool = Fal
     Args:
         series: what to check.
         against: ``DIST==VERSION`` or archive paths; default: what is installed.
-        supported: all versions that the series supports, downloaded where another one is installed.
+        supported: all versions that the series supports, downloaded where another one is installed. What cannot be
+            downloaded is reported as not checked.
 
     Raises:
-        PatchError: nothing can be checked, or a source cannot be had.
+        PatchError: nothing can be checked, or a source of ``against`` cannot be had.
     """
     rows: list[Row] = []
     removable: list[Removable] = []
+    for requirement in dict.fromkeys(against):
+        _verify_requirement(series, requirement, rows, removable)
     if supported:
-        against = [*against, *_supported(series, rows)]
-    if against:
-        for requirement in dict.fromkeys(against):
-            with ExitStack() as stack:
-                source = stack.enter_context(open_requirement(requirement))
-                if not any(patch.distribution == source.distribution for patch in series.patches):
-                    raise _no_patches(series, source.distribution)
-                _verify_source(series, source, rows, removable)
-    else:
+        for requirement in _supported(series, rows):
+            try:
+                _verify_requirement(series, requirement, rows, removable)
+            except DownloadError as error:
+                name, _, version = requirement.partition("==")
+                rows.extend(_without_source(series, name, version, Status.NOT_CHECKED, error.message))
+    elif not against:
         _verify_installed(series, rows, removable)
     return Report(series.digest, tuple(rows), tuple(removable), _doubled(series))
+
+
+def _verify_requirement(
+    series: Series, requirement: str, rows: list[Row], removable: list[Removable]
+) -> None:
+    with open_requirement(requirement) as source:
+        if not any(patch.distribution == source.distribution for patch in series.patches):
+            raise _no_patches(series, source.distribution)
+        _verify_source(series, source, rows, removable)
 
 
 def _supported(series: Series, rows: list[Row]) -> list[str]:
@@ -109,15 +130,17 @@ def _supported(series: Series, rows: list[Row]) -> list[str]:
     for name in dict.fromkeys(patch.distribution for patch in series.patches):
         for version in series.upstreams[name]:
             if name in series.local_only and installed_version(name) != version:
-                rows.extend(_not_installed(series, name, version))
+                rows.extend(_without_source(series, name, version))
             else:
                 wanted.append(f"{name}=={version}")
     return wanted
 
 
-def _not_installed(series: Series, name: str, version: str) -> list[Row]:
+def _without_source(
+    series: Series, name: str, version: str, status: Status = Status.NOT_INSTALLED, note: str = ""
+) -> list[Row]:
     return [
-        Row(patch.id, target, name, version, Status.NOT_INSTALLED)
+        Row(patch.id, target, name, version, status, note=note)
         for patch in series.patches
         if patch.distribution == name
         for target in patch.fingerprints
@@ -130,7 +153,7 @@ def _verify_installed(series: Series, rows: list[Row], removable: list[Removable
         try:
             source = InstalledSource(name)
         except metadata.PackageNotFoundError:
-            rows.extend(_not_installed(series, name, ""))
+            rows.extend(_without_source(series, name, ""))
             continue
         any_installed = True
         _verify_source(series, source, rows, removable)

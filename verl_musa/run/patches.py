@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 
-from verl_musa._start import PLAN_ENV
+from verl_musa._start import PLAN_ENV, split_plan
 from verl_musa.errors import HostError, JobFailedError
 from verl_musa.observe.proof import read_proofs
 from verl_musa.patching import activation_env, gather, load_series
@@ -14,14 +16,24 @@ from verl_musa.recipe import Recipe
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.record import RunRecord
 
+OFF_ENV = "VERL_MUSA_TEST_PATCHES_OFF"
+"""For tests, measurements and the search for a culprit: ids, separated by commas, that this run leaves out. Recorded."""
+
 
 def activation(recipe: Recipe, allow_drift: Sequence[str]) -> dict[str, str]:
     """The variable that makes every process of the run apply the series.
 
     Raises:
-        PatchError: ``allow_drift`` names a patch that is not in the series.
+        PatchError: ``allow_drift`` or ``OFF_ENV`` names a patch that is not in the series.
     """
-    return activation_env(simulated=recipe.device.simulated, allow_drift=allow_drift)
+    off = [patch_id for patch_id in os.environ.get(OFF_ENV, "").split(",") if patch_id]
+    return activation_env(simulated=recipe.device.simulated, allow_drift=allow_drift, off=off)
+
+
+def left_out(variables: Mapping[str, str]) -> list[str]:
+    """The patches that the plan leaves out although they are for its device."""
+    _, plan = split_plan(variables[PLAN_ENV])
+    return list(json.loads(plan)["off"])
 
 
 def plan_digest(variables: Mapping[str, str]) -> str:
@@ -57,7 +69,7 @@ def collect(run: RunDirectory, record: RunRecord, variables: Mapping[str, str]) 
         JobFailedError: one of them applied another set than the rest, or was refused.
     """
     gathered = gather(run.path, plan=variables[PLAN_ENV])
-    record.patches = gathered.as_json()
+    record.patches = {**gathered.as_json(), "off": left_out(variables)}
     if gathered.problems:
         raise JobFailedError(
             "not every process of the run has applied the same patches",

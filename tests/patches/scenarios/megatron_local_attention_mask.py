@@ -1,39 +1,58 @@
-"""Attention with a right-padded mask must equal, at the valid tokens, attention over those tokens alone."""
+"""Attention with a right-padded mask, or packed, must equal attention over each sequence's own tokens alone."""
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.fusions import fused_softmax
-from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.transformer_config import TransformerConfig
+from support import start_megatron
 
-# What torchada redirects on MUSA.
-torch.cuda.current_device = lambda: torch.device("cpu")
-fused_softmax.get_default_causal_mask = lambda size: torch.triu(torch.ones(size, size), diagonal=1).bool()
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-parallel_state.initialize_model_parallel()
-config = TransformerConfig(
+start_megatron()
+
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
+from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
+from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+CONFIG = TransformerConfig(
     num_layers=1, hidden_size=8, num_attention_heads=2, attention_dropout=0.0, masked_softmax_fusion=False
 )
-config.sequence_parallel = True  # skips the random-state tracker, which wants a device
+LENGTHS = (3, 2)
 
 
-def attention(kind: AttnMaskType) -> DotProductAttention:
-    return DotProductAttention(config, layer_number=1, attn_mask_type=kind, attention_type="self")
+def attention(kind: AttnMaskType = AttnMaskType.causal) -> DotProductAttention:
+    return DotProductAttention(CONFIG, layer_number=1, attn_mask_type=kind, attention_type="self")
 
 
-def run(length: int, mask: torch.Tensor | None, kind: AttnMaskType = AttnMaskType.causal) -> torch.Tensor:
+def states() -> list[torch.Tensor]:
+    """Return query, key and value of two sequences: (4, 2, heads 2, head size 4)."""
     torch.manual_seed(0)
-    query, key, value = (torch.randn(4, 2, 2, 4)[:length] for _ in range(3))
-    return attention(kind)(query, key, value, mask)
+    return [torch.randn(4, 2, 2, 4).to("musa") for _ in range(3)]
 
 
-mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]], dtype=torch.bool)
-torch.testing.assert_close(run(4, mask)[:2], run(2, None))
-left_padded = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
-for bad, kind in ((left_padded, AttnMaskType.causal), (mask, AttnMaskType.padding)):
+def refused(call: object, *args: object, **options: object) -> None:
     try:
-        run(4, bad, kind)
+        call(*args, **options)  # type: ignore[operator]
     except ValueError:
-        continue
-    raise SystemExit("a mask that cannot be dropped was dropped")
+        return
+    raise SystemExit("what cannot be computed without a mask was computed")
+
+
+alone = [
+    attention()(*(state[:length, row : row + 1] for state in states()), None)
+    for row, length in enumerate(LENGTHS)
+]
+
+mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]], dtype=torch.bool, device="musa")
+together = attention()(*states(), mask)
+for row, length in enumerate(LENGTHS):
+    torch.testing.assert_close(together[:length, row : row + 1], alone[row])
+left_padded = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool, device="musa")
+refused(attention(), *states(), left_padded)
+refused(attention(AttnMaskType.padding), *states(), mask)
+
+# Each packed sequence is followed by one token of padding, up to a multiple of the tensor-parallel size.
+packed = [torch.cat([state[: length + 1, row] for row, length in enumerate(LENGTHS)]) for state in states()]
+bounds = torch.tensor([0, 4, 7], dtype=torch.int32, device="musa")
+params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_q_padded=bounds)
+found = attention()(*packed, None, packed_seq_params=params)
+torch.testing.assert_close(found[:3], alone[0].squeeze(1))
+torch.testing.assert_close(found[4:6], alone[1].squeeze(1))
+refused(attention(AttnMaskType.padding), *packed, None, packed_seq_params=params)
+refused(attention(), *(state[:6] for state in packed), None, packed_seq_params=params)

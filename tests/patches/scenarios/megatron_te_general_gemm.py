@@ -1,10 +1,14 @@
-"""The router's linear layer must run without Transformer Engine, forwards and backwards."""
+"""A mixture of experts' router must run without Transformer Engine, forwards and backwards."""
 
 import torch
-from megatron.core.transformer.moe.moe_utils import router_gating_linear
+from support import start_megatron
 
-tokens = torch.randn(3, 4, requires_grad=True)
-weight = torch.randn(2, 4, requires_grad=True)
+start_megatron()
+
+from megatron.core.transformer.moe.moe_utils import router_gating_linear  # noqa: E402
+
+tokens = torch.randn(3, 4).to("musa").requires_grad_()
+weight = torch.randn(2, 4).to("musa").requires_grad_()
 scores = router_gating_linear(tokens, weight, None, torch.float32)
 scores.sum().backward()
 torch.testing.assert_close(scores, tokens @ weight.T)

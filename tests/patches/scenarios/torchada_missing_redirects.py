@@ -1,36 +1,33 @@
 """After torchada's own patches, the alias of autocast and lists of backends must mean MUSA too."""
 
-import sys
-from typing import Any
-
 import torch
-from support import Stub, load
+from support import import_torchada
 
-groups: list[Any] = []
-
-
-def init_process_group(backend: Any = None, **_: Any) -> None:
-    groups.append(backend)
-
-
-def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, **_: Any) -> None:
-    groups.append(backend)
-
-
-torch.distributed.init_process_group, torch.distributed.new_group = init_process_group, new_group
-sys.modules["torch_musa"] = Stub("torch_musa")
-module = load("torchada._patch", distribution="torchada", stubs=())
-module.is_musa_platform = lambda: True
-module._patch_registry[:] = [module._patch_autocast, module._patch_distributed_backend]
-plain = torch.amp.autocast
-module.apply_patches()
-if torch.amp.autocast is plain:
-    raise SystemExit("torchada did not run")
+import_torchada()
 if torch.autocast is not torch.amp.autocast:
     raise SystemExit("torch.autocast is not redirected")
-torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
-torch.distributed.init_process_group(backend="nccl")
-torch.distributed.new_group([0], None, "cpu:gloo,cuda:nccl")
-torch.distributed.new_group(ranks=[0])
-if groups != ["cpu:gloo,musa:mccl", "mccl", "cpu:gloo,musa:mccl", None]:
-    raise SystemExit(f"backends: {groups}")
+weight = torch.ones(2, 2, device="cuda")
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    product = weight @ weight
+if product.dtype is not torch.bfloat16:
+    raise SystemExit(f"a product under autocast is {product.dtype}")
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
+
+
+def backends(group: torch.distributed.ProcessGroup) -> tuple[str, ...]:
+    """Return the name of the group's backend on the host and on the device, having used both."""
+    for device in ("cpu", "musa"):
+        torch.distributed.all_reduce(torch.ones(1, device=device), group=group)
+    return tuple(group._get_backend(torch.device(device)).name() for device in ("cpu", "musa"))
+
+
+for group in (
+    torch.distributed.group.WORLD,
+    torch.distributed.new_group([0], None, "cpu:gloo,cuda:nccl"),
+    torch.distributed.new_group(ranks=[0]),
+):
+    if backends(group) != ("gloo", "mccl"):
+        raise SystemExit(f"backends: {backends(group)}")
+if torch.distributed.new_group([0], backend="nccl")._get_backend(torch.device("musa")).name() != "mccl":
+    raise SystemExit("a single backend is no longer translated")

@@ -9,6 +9,8 @@ from torch_musa import _C
 from torch_musa.core.device import index_of
 
 __all__ = [
+    "MUSAPluggableAllocator",
+    "MemPool",
     "empty_cache",
     "get_per_process_memory_fraction",
     "max_memory_allocated",
@@ -25,6 +27,27 @@ __all__ = [
 ]
 
 _MIB = 1024 * 1024
+
+
+class MUSAPluggableAllocator:
+    """An allocator from a shared library; Megatron-Core imports the name, and the simulator has no such allocator."""
+
+    def __init__(self, path_to_so_file: str, alloc_fn_name: str, free_fn_name: str) -> None:
+        """Raises NotImplementedError."""
+        raise NotImplementedError(
+            f"the simulated musa device takes no allocator from a library: {path_to_so_file} "
+            f"({alloc_fn_name}, {free_fn_name})"
+        )
+
+
+class MemPool:
+    """A pool of device memory of its own; SGLang names the type at import, and the simulator has no pools."""
+
+    def __init__(self, *_args: Any, **_options: Any) -> None:
+        """Raises NotImplementedError."""
+        raise NotImplementedError(
+            "the simulated musa device has no memory pools: there is no caching allocator"
+        )
 
 
 def _raw(device: Any) -> dict[str, int]:
