@@ -82,7 +82,7 @@ def _quick_compose(folder: Path, name: str, overrides: Sequence[Override]) -> di
         *outer, last = override.path.split(".")
         node = config
         for key in outer:
-            node = node[key]
+            node = node.setdefault(key, {})
         node[last] = override.value
     return config
 

@@ -158,3 +158,51 @@ def test_each_data_source_is_tried(folder: Path, look: Look) -> None:
 def test_unreadable_rows(folder: Path, look: Look) -> None:
     (folder / "train.parquet").unlink()
     assert reward.check_scores(look()).status is Status.UNKNOWN
+
+
+ASKS = """\
+import json
+import urllib.request
+
+
+def ask(address, route):
+    request = urllib.request.Request(f"http://{address}{route}", data=b"{}", headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+"""
+JUDGED = ("reward.reward_model.enable=true", "reward.reward_model.rollout.name=sglang")
+
+
+@pytest.mark.parametrize(
+    ("route", "value"),
+    [
+        ("/v1/embeddings", "answer['data'][-1]['embedding'][-1] + 1"),
+        ("/classify", "answer['data'][-1]['probs'][-1] + 0.5"),
+        ("/v1/chat/completions", "float(answer['choices'][0]['message']['content']) + 1"),
+        ("/v1/completions", "float(answer['choices'][0]['text']) + 1"),
+    ],
+)
+def test_a_reward_model_is_stood_in_for(route: str, value: str, folder: Path, look: Look) -> None:
+    body = f"    answer = ask(kwargs['reward_router_address'], {route!r})\n    return {value}\n"
+    write(folder, ASKS + "\n\n" + HEAD + body)
+    finding = reward.check_scores(look(*JUDGED))
+    assert finding.status is Status.OK
+    assert finding.evidence.endswith("scores from 1 to 1, with a stand-in for the reward model")
+    assert "KeyError: 'reward_router_address'" in reward.check_scores(look()).evidence
+
+
+def test_an_unknown_route_of_the_stand_in_is_the_functions_error(folder: Path, look: Look) -> None:
+    write(folder, ASKS + "\n\n" + HEAD + "    return ask(kwargs['reward_router_address'], '/nowhere')\n")
+    finding = reward.check_scores(look(*JUDGED))
+    assert finding.status is Status.FAIL
+    assert "HTTP Error 404" in finding.evidence
+
+
+def test_the_stand_in_tokenizer_puts_a_chat_into_words(folder: Path, look: Look) -> None:
+    body = (
+        "    chat = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]\n"
+        "    text = kwargs['reward_model_tokenizer'].apply_chat_template(chat, tokenize=False)\n"
+        "    return 7 if text == 'user: q\\nassistant: a\\n' else None\n"
+    )
+    write(folder, HEAD + body)
+    assert reward.check_scores(look(*JUDGED)).evidence.startswith("18 calls on 6 rows, scores from 7 to 7")

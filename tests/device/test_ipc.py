@@ -3,13 +3,13 @@ from __future__ import annotations
 import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from verl_musa.device import ipc
+from verl_musa.patching import load_series
 
 
 def _share(tensor: torch.Tensor) -> bytes:
@@ -61,43 +61,16 @@ def test_only_this_processes_segments_are_counted() -> None:
     assert all(name.startswith(f"torch_{os.getpid()}_") for name in names)
 
 
-def _patch_torch() -> tuple[ModuleType, list[str]]:
-    calls: list[str] = []
-
-    def called(name: str) -> str:
-        calls.append(name)
-        return name
-
-    module = ModuleType("patch_torch")
-    module.__dict__["reductions"] = SimpleNamespace(
-        _reduce_tensor_original=lambda _: called("torch"),
-        reduce_tensor=None,
-        init_reductions=lambda: called("init"),
-    )
-    module.__dict__["_reduce_tensor_modified"] = lambda _: called("sglang")
-    return module, calls
+def test_without_the_patch_series_the_trainer_says_so() -> None:
+    plain = SimpleNamespace(_reduce_tensor_modified=lambda _: None)
+    with pytest.raises(RuntimeError, match="sglang-reduce-host-tensors"):
+        ipc.require_host_reducer(plain)
 
 
-def test_host_tensors_go_to_torch_and_device_tensors_to_sglang() -> None:
-    module, calls = _patch_torch()
-    ipc.route_host_tensors(module)
-    reducer: Any = module._reduce_tensor_modified
-    assert reducer(torch.ones(1)) == "torch"
-    assert reducer(torch.ones(1, device="meta")) == "sglang"
-    assert calls == ["init", "torch", "sglang"]
-
-
-def test_routing_twice_changes_nothing_more() -> None:
-    module, _ = _patch_torch()
-    ipc.route_host_tensors(module)
-    first = module._reduce_tensor_modified
-    ipc.route_host_tensors(module)
-    assert module._reduce_tensor_modified is first
-
-
-def test_a_changed_sglang_is_noticed() -> None:
-    with pytest.raises(AttributeError, match="_reduce_tensor_modified"):
-        ipc.route_host_tensors(ModuleType("patch_torch"))
+def test_the_patched_reducer_is_accepted() -> None:
+    patch = load_series().patch("sglang-reduce-host-tensors")
+    reducer = patch.changes[0].make(lambda _: "sglang")
+    ipc.require_host_reducer(SimpleNamespace(_reduce_tensor_modified=reducer))
 
 
 def test_pickled_host_tensor_comes_back_equal() -> None:

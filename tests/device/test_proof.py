@@ -37,7 +37,7 @@ def _a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _found(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
-    monkeypatch.setattr(proof, "find_facts", lambda role: {**FACTS, "role": role, **changed})
+    monkeypatch.setattr(proof, "find_facts", lambda role, **_: {**FACTS, "role": role, **changed})
 
 
 def test_proof_is_written_with_all_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,6 +45,40 @@ def test_proof_is_written_with_all_facts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     proof.prove("fsdp-language_model")
     path = tmp_path / "logs" / "proof" / f"fsdp-language_model-{os.getpid()}.json"
     assert json.loads(path.read_text(encoding="utf-8")) == FACTS
+
+
+class _Musa:
+    device_name = "musa"
+    device_module = SimpleNamespace()
+
+    def is_available(self) -> bool:
+        return False
+
+    def communication_backend_name(self) -> str:
+        return "mccl"
+
+
+def test_a_process_group_of_the_host_only_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_backend_config=lambda: "cpu:gloo",
+        get_rank=lambda: 0,
+        get_world_size=lambda: 1,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=distributed))
+    monkeypatch.setitem(sys.modules, "verl.plugin.platform", SimpleNamespace(get_platform=_Musa))
+    monkeypatch.setenv("RANK", "3")
+    facts = proof.find_facts("reward-worker", grouped=False)
+    assert (facts["backend"], facts["rank"]) == ("mccl", 3)
+    with pytest.raises(ExpectationError, match="no backend for device 'musa'"):
+        proof.find_facts("fsdp-language_model")
+
+
+def test_the_sizes_of_model_parallel_groups_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    _found(monkeypatch)
+    assert proof.prove("megatron-language_model", parallel={"tensor": 2})["parallel"] == {"tensor": 2}
+    assert "parallel" not in proof.prove("fsdp-language_model", parallel={})
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,31 @@ def test_a_row_of_a_layer_does_not_depend_on_the_other_rows() -> None:
     assert together.dtype == torch.float32
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_score_does_not_depend_on_the_other_rows(bias: bool) -> None:
+    def pool(score_head: Any, pooler: str, states: torch.Tensor, *, batch: str) -> Any:
+        assert (pooler, batch) == ("pooler", "batch")
+        return score_head(states)
+
+    generator = torch.Generator().manual_seed(3)
+    head = torch.nn.Linear(64, 1, bias=bias)
+    states = torch.randn(128, 64, generator=generator)
+    with torch.no_grad():
+        together = sglang_plugin.wide_score(pool, head, "pooler", states, batch="batch")
+        for size in (1, 3, 17):
+            part = sglang_plugin.wide_score(pool, head, "pooler", states[:size], batch="batch")
+            assert torch.equal(part, together[:size])
+        assert (together - head(states)).abs().max() < 1e-5
+        low = head.to(torch.bfloat16)
+        scores = sglang_plugin.wide_score(pool, low, "pooler", states.bfloat16(), batch="batch")
+        assert torch.equal(scores, low(states.bfloat16()))
+
+
+def test_a_score_head_of_several_layers_is_left_to_sglang() -> None:
+    head = torch.nn.Sequential(torch.nn.Linear(4, 1))
+    assert sglang_plugin.wide_score(lambda given: given, head) is head
+
+
 def test_other_dtypes_are_left_to_sglang() -> None:
     layer = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
     x = torch.ones(1, 4, dtype=torch.bfloat16)

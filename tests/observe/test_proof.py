@@ -4,7 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verl_musa.observe.proof import device_pids, mccl_calls, plugin_failures, read_proofs, wrong_proofs
+from verl_musa.observe.proof import (
+    device_pids,
+    devices_by_pool,
+    mccl_calls,
+    plugin_failures,
+    read_proofs,
+    shared_devices,
+    wrong_proofs,
+)
 
 EXPECTED = {"device": "musa", "backend": "mccl", "simulated": True}
 
@@ -63,3 +71,31 @@ def test_every_proof_of_a_worker_counts(tmp_path: Path) -> None:
 def test_a_plugin_that_did_not_load_says_why(tmp_path: Path) -> None:
     (tmp_path / "failed-7.txt").write_text("ImportError: no torch_musa\n\nTraceback ...\n")
     assert plugin_failures(tmp_path) == ["failed-7.txt: ImportError: no torch_musa"]
+
+
+def worker(role: str, device: str | None, node: str = "n1") -> dict[str, Any]:
+    return {"role": role, "node": node, "accelerators": [] if device is None else [device]}
+
+
+def test_devices_are_told_apart_by_pool_and_host() -> None:
+    proofs = [
+        worker("fsdp-language_model", "0"),
+        worker("fsdp-language_model", "1"),
+        worker("rollout-worker", "2"),
+        worker("rollout-worker", "0", node="n2"),
+        worker("reward-worker", "3"),
+        worker("sglang-server", None),
+    ]
+    rollout = {"rollout": ["n1:2", "n2:0"], "reward": ["n1:3"]}
+    assert devices_by_pool(proofs) == {"trainer": ["n1:0", "n1:1"], **rollout}
+    assert shared_devices(proofs) == []
+
+
+def test_a_device_of_both_pools_is_named() -> None:
+    proofs = [worker("fsdp-language_model", "0"), worker("rollout-worker", "0")]
+    assert shared_devices(proofs) == ["n1:0"]
+
+
+def test_what_the_weights_left_behind_is_no_proof(tmp_path: Path) -> None:
+    write(tmp_path, "weights-7.json", role="weights-sender", rank=0, syncs=[])
+    assert read_proofs(tmp_path) == []

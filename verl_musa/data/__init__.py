@@ -8,14 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verl_musa.checks import Result, Status, run_checks
-from verl_musa.data import arithmetic, model, parquet, reward
+from verl_musa.data import arithmetic, model, parquet, placement, placement_memory, reward, scorers, server
 from verl_musa.data.subject import Subject
 from verl_musa.errors import DataError
 from verl_musa.recipe import Resolved
 
 __all__ = ["CHECKS", "check_recipe", "require"]
 
-CHECKS = (*model.CHECKS, *parquet.CHECKS, *reward.CHECKS, *arithmetic.CHECKS)
+CHECKS = (
+    *model.CHECKS,
+    *parquet.CHECKS,
+    *reward.CHECKS,
+    *scorers.CHECKS,
+    *arithmetic.CHECKS,
+    *server.CHECKS,
+    *placement.CHECKS,
+    *placement_memory.CHECKS,
+)
 
 
 def check_recipe(resolved: Resolved, *, assets_ready: bool = True) -> list[Result]:

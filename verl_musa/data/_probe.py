@@ -2,9 +2,10 @@
 
     python _probe.py JOB.json RESULT.json
 
-JOB: {"file", "function", "kwargs", "seconds", "samples": [{"data_source", "solution_str", "ground_truth",
+JOB: {"file", "function", "kwargs", "seconds", "reward_model", "samples": [{"data_source", "solution_str", "ground_truth",
 "extra_info"}]}. RESULT: {"scores": [...]} or {"error": {"message", "line", "sample"}}. When the function hangs, the
-stack is written to RESULT.json.stack and the process ends with exit code 1.
+stack is written to RESULT.json.stack and the process ends with exit code 1. Where ``reward_model`` is true the function also
+gets what verl passes then, a server's address and a tokenizer; both are stand-ins here.
 """
 
 from __future__ import annotations
@@ -16,9 +17,53 @@ import inspect
 import json
 import math
 import sys
+import threading
 import traceback
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+# What a reward model's server answers on the routes that verl 0.9.1's own code and examples ask: logit 0, or the text "0".
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"data": [{"index": 0, "embedding": [0.0]}]},
+    "/classify": {"data": [{"index": 0, "probs": [0.5]}]},
+    "/v1/chat/completions": {"choices": [{"index": 0, "message": {"role": "assistant", "content": "0"}}]},
+    "/v1/completions": {"choices": [{"index": 0, "text": "0"}]},
+}
+
+
+class _RewardModel(BaseHTTPRequestHandler):
+    """Answers as a reward model's server does, always the same."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        answer = ANSWERS.get(self.path)
+        body = json.dumps(answer or {"error": f"no route {self.path}"}).encode()
+        self.send_response(404 if answer is None else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+class _Tokenizer:
+    """The tokenizer's part that a reward function needs to put a chat into words."""
+
+    bos_token = eos_token = None
+
+    def apply_chat_template(self, chat: list[dict[str, str]], **_: Any) -> str:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in chat)
+
+
+def _stand_ins() -> dict[str, Any]:
+    """Start the server, which ends with this process, and return verl's two arguments."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _RewardModel)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"127.0.0.1:{server.server_address[1]}"
+    return {"reward_router_address": address, "reward_model_tokenizer": _Tokenizer()}
 
 
 def _line_in(file: str, error: BaseException) -> int | None:
@@ -64,9 +109,10 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     sample: dict[str, Any] | None = None
     try:
         function = _load(job["file"], job["function"])
+        passed = _stand_ins() if job.get("reward_model") else {}
         scores = []
         for sample in job["samples"]:
-            scores.append(_score(function, dict(sample), job["kwargs"]))
+            scores.append(_score(function, dict(sample), {**passed, **job["kwargs"]}))
     except BaseException as error:  # noqa: BLE001  (SystemExit and KeyboardInterrupt of the function included)
         message = f"{type(error).__name__}: {error}"
         return {"error": {"message": message, "line": _line_in(job["file"], error), "sample": sample}}

@@ -10,6 +10,7 @@ import math
 
 from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
 from verl_musa.data.parquet import count_rows
+from verl_musa.data.placement import rollout_pool
 from verl_musa.data.subject import OPEN, Subject
 
 ACTOR = "actor_rollout_ref.actor"
@@ -60,7 +61,8 @@ def check_devices(subject: Subject) -> Finding:
             "correct the tensor, pipeline, context or sequence parallel sizes of the actor",
             subject.where(f"{ACTOR}.strategy"),
         )
-    if cluster.nodes * cluster.devices_per_node != subject.world:
+    # Several pools share the cluster: placement.pools counts them.
+    if subject.resolved.recipe.pools is None and cluster.nodes * cluster.devices_per_node != subject.world:
         return warn(
             f"{subject.world} of the cluster's {cluster.nodes * cluster.devices_per_node} devices are used",
             "change cluster in recipe.yaml if that is not meant",
@@ -183,19 +185,20 @@ def check_rollout_parallel(subject: Subject) -> Finding:
             "set it to 1",
             subject.where(f"{ROLLOUT}.pipeline_model_parallel_size"),
         )
-    replica = tensor * data * pipeline
-    if replica < 1 or subject.world % replica:
+    replica, pool = tensor * data * pipeline, rollout_pool(subject)
+    if replica < 1 or pool.world % replica:
         return fail(
-            f"a rollout replica takes {replica} devices, which do not divide the job's {subject.world}",
+            f"a rollout replica takes {replica} devices, which do not divide the job's {pool.world}",
             "correct tensor_model_parallel_size or data_parallel_size of the rollout",
             where,
         )
-    node = subject.integer("trainer.n_gpus_per_node")
-    if replica > node and replica % node:
+    if replica > pool.devices and replica % pool.devices:
         return fail(
-            f"a rollout replica takes {replica} devices over nodes of {node}", "use whole nodes", where
+            f"a rollout replica takes {replica} devices over nodes of {pool.devices}",
+            "use whole nodes",
+            where,
         )
-    return ok(f"{subject.world // replica} replica(s) of {replica} device(s)")
+    return ok(f"{pool.world // replica} replica(s) of {replica} device(s)")
 
 
 def check_heads(subject: Subject) -> Finding:

@@ -1,4 +1,4 @@
-"""Checks of the model folder."""
+"""Checks of the policy's folder, and what they share with those of the critic and the reward model (scorers)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
 from verl_musa.data.subject import Subject
 
 _PATH = "actor_rollout_ref.model.path"
+_INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100 * 2**20  # the limit of the safetensors format itself
 
 
 def check_folder(subject: Subject) -> Finding:
     """The folder exists and holds a readable ``config.json``."""
-    folder = subject.model_path
+    return folder_finding(subject, subject.model_path, subject.where(_PATH), "model.path")
+
+
+def folder_finding(subject: Subject, folder: Path, where: str, field: str) -> Finding:
+    """Whether ``folder`` exists and holds a readable ``config.json``; ``field`` of recipe.yaml names it."""
     pending = subject.not_made_yet(folder)
     if pending:
         return pending
-    where = subject.where(_PATH)
     if not folder.is_dir():
-        return fail(f"no folder {folder}", "correct model.path in recipe.yaml, or put the model there", where)
+        return fail(f"no folder {folder}", f"correct {field} in recipe.yaml, or put the model there", where)
     file = folder / "config.json"
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -37,18 +41,22 @@ def check_folder(subject: Subject) -> Finding:
 
 def check_architecture(subject: Subject) -> Finding:
     """The folder holds the architecture that the recipe is written for."""
-    config = subject.model_config()
-    if config is None:
+    if subject.model_config() is None:
         return subject.not_made_yet(subject.model_path) or unknown(
             "no readable config.json (see model.folder)"
         )
-    expected = subject.resolved.recipe.model.architecture
-    found = config.get("architectures")
+    return architecture_finding(subject.model_path, subject.resolved.recipe.model.architecture, "model")
+
+
+def architecture_finding(folder: Path, expected: str, field: str) -> Finding:
+    """Whether the config.json in ``folder``, which is readable, names ``expected``; ``field`` is recipe.yaml's."""
+    file = folder / "config.json"
+    found = read_object(file).get("architectures")
     if found != [expected]:
         return fail(
             f"architectures is {found!r}, the recipe is for {expected!r}",
-            "name the right model, or correct model.architecture in recipe.yaml",
-            str(subject.model_path / "config.json"),
+            f"name the right model, or correct {field}.architecture in recipe.yaml",
+            str(file),
         )
     return ok(expected)
 
@@ -58,14 +66,15 @@ def check_weights(subject: Subject) -> Finding:
     folder = subject.model_path
     if not folder.is_dir():
         return subject.not_made_yet(folder) or unknown("no model folder (see model.folder)")
-    index = folder / "model.safetensors.index.json"
+    return weights_finding(folder)
+
+
+def weights_finding(folder: Path) -> Finding:
+    """Whether every weight file in ``folder`` is there and whole, by its own header."""
     try:
-        names = (
-            sorted(_shards(index))
-            if index.is_file()
-            else sorted(f.name for f in folder.glob("*.safetensors"))
-        )
+        names = _weight_files(folder)
     except (OSError, ValueError) as error:
+        index = folder / _INDEX
         return fail(f"{index.name} cannot be read: {error}", "copy the file again", str(index))
     if not names:
         if any(folder.glob("*.bin")):
@@ -80,6 +89,21 @@ def check_weights(subject: Subject) -> Finding:
             return fail(f"{name}: {problem}", "copy the file again", str(folder / name))
         total += (folder / name).stat().st_size
     return ok(f"{len(names)} safetensors file(s), {total / 2**20:.1f} MiB")
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """Names of the tensors in the safetensors files of ``folder``, which weights_finding has found whole."""
+    names: set[str] = set()
+    for file in _weight_files(folder):
+        with (folder / file).open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            names |= json.loads(stream.read(length)).keys() - {"__metadata__"}
+    return names
+
+
+def _weight_files(folder: Path) -> list[str]:
+    index = folder / _INDEX
+    return sorted(_shards(index) if index.is_file() else (file.name for file in folder.glob("*.safetensors")))
 
 
 def _shards(index: Path) -> set[str]:
@@ -118,6 +142,12 @@ def check_tokenizer(subject: Subject) -> Finding:
     folder = Path(str(subject.select("actor_rollout_ref.model.tokenizer_path") or subject.model_path))
     if not folder.is_dir():
         return subject.not_made_yet(folder) or unknown(f"no folder {folder} (see model.folder)")
+    custom = "actor_rollout_ref.model.custom_chat_template"
+    return tokenizer_finding(folder, custom if subject.select(custom) else None)
+
+
+def tokenizer_finding(folder: Path, template: str | None) -> Finding:
+    """Whether ``folder`` holds a tokenizer, and a chat template unless ``template`` says where there is another."""
     kinds = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     kind = next((names for names in kinds if all((folder / name).is_file() for name in names)), None)
     if kind is None:
@@ -126,7 +156,7 @@ def check_tokenizer(subject: Subject) -> Finding:
             "copy the tokenizer's files into the folder",
             str(folder),
         )
-    template = _chat_template(folder, subject)
+    template = template or _chat_template(folder)
     if template is None:
         return fail(
             "no chat template in tokenizer_config.json and no chat_template.jinja",
@@ -136,18 +166,16 @@ def check_tokenizer(subject: Subject) -> Finding:
     return ok(f"{' + '.join(kind)}, chat template from {template}")
 
 
-def _chat_template(folder: Path, subject: Subject) -> str | None:
-    if subject.select("actor_rollout_ref.model.custom_chat_template"):
-        return "actor_rollout_ref.model.custom_chat_template"
+def _chat_template(folder: Path) -> str | None:
     if (folder / "chat_template.jinja").is_file():
         return "chat_template.jinja"
     for name in ("tokenizer_config.json", "chat_template.json"):
-        if _json(folder / name).get("chat_template"):
+        if read_object(folder / name).get("chat_template"):
             return name
     return None
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in ``file``; empty where there is none."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -165,7 +193,7 @@ def check_vocabulary(subject: Subject) -> Finding:
             "no config.json or no tokenizer.json to compare"
         )
     size = config.get("vocab_size")
-    tokenizer = _json(file)
+    tokenizer = read_object(file)
     try:
         vocabulary = tokenizer["model"]["vocab"]
         ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))

@@ -93,8 +93,10 @@ def check_scores(subject: Subject) -> Finding:
     samples = [sample for row in rows for sample in _samples(row, subject)]
     if not samples:
         return unknown("no row has a data_source and a ground_truth (see data.train.rows)")
+    judged = bool(subject.select("reward.reward_model.enable"))
     job = {
         "file": str(file),
+        "reward_model": judged,
         "function": str(subject.select(_NAME)),
         "kwargs": subject.select("reward.custom_reward_function.reward_kwargs", {}),
         "samples": samples,
@@ -103,7 +105,10 @@ def check_scores(subject: Subject) -> Finding:
     if "error" in result:
         return _failure(file, result["error"], subject)
     scores = result["scores"]
-    return ok(f"{len(scores)} calls on {len(rows)} rows, scores from {min(scores):g} to {max(scores):g}")
+    return ok(
+        f"{len(scores)} calls on {len(rows)} rows, scores from {min(scores):g} to {max(scores):g}"
+        + (", with a stand-in for the reward model" if judged else "")
+    )
 
 
 def _rows(subject: Subject) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +61,18 @@ def unlink_segments(names: set[str]) -> None:
         logger.warning("removed %d shared-memory segments of a failed weight update", len(names))
 
 
-def route_host_tensors(patch_torch: Any) -> None:
-    """Make SGLang's tensor reducer leave host tensors to torch.
-
-    SGLang rewrites the device index inside every reduced tensor, and a host tensor has none (IndexError).
+def require_host_reducer(patch_torch: Any) -> None:
+    """Check that SGLang leaves host tensors to torch, which the patch ``sglang-reduce-host-tensors`` sees to.
 
     Args:
         patch_torch: the module ``sglang.srt.utils.patch_torch``.
 
     Raises:
-        AttributeError: SGLang no longer has that reducer; this change may not be needed any more.
+        RuntimeError: it does not, and the first update would end in an IndexError inside SGLang.
     """
-    modified = patch_torch._reduce_tensor_modified
-    if getattr(modified, "leaves_host_tensors", False):
-        return
-
-    def reduce_tensor(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        original: Callable[..., Any] = patch_torch.reductions._reduce_tensor_original
-        chosen = original if tensor.device.type == "cpu" else modified
-        return chosen(tensor, *args, **kwargs)
-
-    reduce_tensor.leaves_host_tensors = True  # type: ignore[attr-defined]
-    patch_torch._reduce_tensor_modified = reduce_tensor
-    if hasattr(patch_torch.reductions, "_reduce_tensor_original"):
-        patch_torch.reductions.reduce_tensor = reduce_tensor
-        patch_torch.reductions.init_reductions()
+    if not getattr(patch_torch._reduce_tensor_modified, "leaves_host_tensors", False):
+        raise RuntimeError(
+            "weights travel through host memory here, but SGLang's tensor reducer is not patched for it "
+            "(sglang-reduce-host-tensors): this process does not run the patch series. Start the run with "
+            "`verl-musa run`, which activates it in every process"
+        )

@@ -7,6 +7,7 @@ swallows it, and the process ends with the reason. Processes that ask for no mus
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -53,15 +54,22 @@ def register() -> None:
     """
     from verl.plugin.platform import PlatformRegistry
 
-    from verl_musa.device import jagged
+    from verl_musa.device import jagged, megatron_import, vllm_name
     from verl_musa.device.platform import PlatformMUSA
 
     PlatformRegistry.register(NAME)(PlatformMUSA)
     PlatformMUSA()
     jagged.register()
-    when_imported("verl.workers.engine.fsdp.transformer_impl", _register_engines)
+    megatron_import.arm()
+    vllm_name.register()
+    when_imported("verl.workers.engine.fsdp.transformer_impl", _register_fsdp)
+    when_imported("verl.workers.engine.megatron.transformer_impl", _register_megatron)
     when_imported("verl.workers.rollout.base", _register_rollout)
     when_imported("verl.workers.rollout.replica", _register_replica)
+    when_imported("verl.checkpoint_engine", _register_checkpoint_engine)
+    if os.environ.get("VERL_MUSA_GATE"):
+        when_imported("verl.trainer.ppo.v1.trainer_base", _install_gate)
+        when_imported("verl.workers.rollout.vllm_rollout.utils", _extend_vllm)
 
 
 def registered() -> bool:
@@ -71,22 +79,49 @@ def registered() -> bool:
     return platform is not None and platform.__module__ == "verl_musa.device.platform"
 
 
-def _register_engines(module: ModuleType) -> None:
+def _register_fsdp(module: ModuleType) -> None:
     del module
-    from verl_musa.device import engines
+    from verl_musa.device import engines_fsdp
 
-    engines.register()
+    engines_fsdp.register()
+
+
+def _register_megatron(module: ModuleType) -> None:
+    del module
+    from verl_musa.device import engines_megatron
+
+    engines_megatron.register()
+
+
+def _register_checkpoint_engine(module: ModuleType) -> None:
+    """Import ours: verl's registry takes the class then, under ``mccl``."""
+    del module
+    importlib.import_module("verl_musa.device.checkpoint_engine")
+
+
+def _install_gate(module: ModuleType) -> None:
+    from verl_musa.device import gate
+
+    gate.install(module)
+
+
+def _extend_vllm(module: ModuleType) -> None:
+    from verl_musa.device import gate_servers
+
+    gate_servers.extend_vllm(module)
 
 
 def _register_rollout(module: ModuleType) -> None:
     module._ROLLOUT_REGISTRY["sglang", "async"] = "verl_musa.device.sglang_rollout.MusaServerAdapter"
+    module._ROLLOUT_REGISTRY["vllm", "async"] = "verl_musa.device.vllm_rollout.MusaVLLMAdapter"
 
 
 def _register_replica(module: ModuleType) -> None:
-    from verl_musa.device.replica import load_sglang_replica
+    from verl_musa.device.replica import load_sglang_replica, load_vllm_replica
 
     original = module._load_sglang
     module.RolloutReplicaRegistry.register("sglang", lambda: load_sglang_replica(original))
+    module.RolloutReplicaRegistry.register("vllm", load_vllm_replica)
 
 
 def load() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from verl_musa.device.expect import ExpectationError, expectation, proof_dir, write_atomically
 
 
-def find_facts(role: str) -> dict[str, Any]:
+def find_facts(role: str, *, grouped: bool = True) -> dict[str, Any]:
     """Ask torch, verl and the process group what this worker runs on.
 
     Returns:
@@ -31,7 +31,7 @@ def find_facts(role: str) -> dict[str, Any]:
 
     platform = get_platform()
     device = platform.device_name
-    group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    group = grouped and torch.distributed.is_available() and torch.distributed.is_initialized()
     module = platform.device_module
     namer = getattr(module, "get_device_name", None)
     return {
@@ -44,12 +44,18 @@ def find_facts(role: str) -> dict[str, Any]:
         "simulated": bool(getattr(sys.modules.get("torch_musa"), "__simulator__", False)),
         "pid": os.getpid(),
         "node": socket.gethostname(),
-        "rank": torch.distributed.get_rank() if group else None,
-        "world_size": torch.distributed.get_world_size() if group else None,
+        "rank": torch.distributed.get_rank() if group else _number("RANK"),
+        "world_size": torch.distributed.get_world_size() if group else _number("WORLD_SIZE"),
         "local_rank": os.environ.get("LOCAL_RANK"),
         "accelerators": accelerators(),
         "patch_plan": patch_plan(),
     }
+
+
+def _number(variable: str) -> int | None:
+    """What verl gave a worker that has no process group yet; None in processes that are no worker."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
 
 
 def patch_plan() -> str | None:
@@ -112,16 +118,20 @@ def check(facts: dict[str, Any]) -> None:
         )
 
 
-def prove(role: str) -> dict[str, Any]:
+def prove(role: str, *, parallel: dict[str, int] | None = None, grouped: bool = True) -> dict[str, Any]:
     """Find the facts, check them and write the proof.
 
     Args:
         role: what this worker is, e.g. ``fsdp-language_model`` or ``sglang-server``; becomes part of the file name.
+        grouped: whether the worker's process group, if it has one, is that of its device; False for one of the host only.
+        parallel: ranks that share one model, by kind, e.g. ``{"tensor": 2}``; left out of the proof where empty.
 
     Raises:
         ExpectationError: the worker is not what the run expects; no proof is written then.
     """
-    facts = find_facts(role)
+    facts = find_facts(role, grouped=grouped)
+    if parallel:
+        facts["parallel"] = parallel
     check(facts)
     folder = proof_dir()
     if folder is not None:

@@ -1,4 +1,4 @@
-"""Loading verl's SGLang replica for musa."""
+"""Loading verl's rollout replicas for musa."""
 
 from __future__ import annotations
 
@@ -24,3 +24,10 @@ def load_sglang_replica(original: Callable[[], type]) -> type:
     from verl_musa.device.sglang_server import MusaSGLangReplica
 
     return MusaSGLangReplica
+
+
+def load_vllm_replica() -> type:
+    """Return this project's subclass of verl's vLLM replica."""
+    from verl_musa.device.vllm_server import MusaVLLMReplica
+
+    return MusaVLLMReplica

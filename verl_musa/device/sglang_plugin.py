@@ -14,7 +14,9 @@ import logging
 import os
 from typing import Any
 
+from verl_musa.device import capability, wide
 from verl_musa.device.expect import proof_dir, write_atomically
+from verl_musa.device.replica import CPU_ENGINE_ENV
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,19 @@ def seeding_asked() -> bool:
 
 
 def register() -> None:
-    """Hook SGLang's sampler, if seeded sampling is asked for. Called by SGLang in each of its processes."""
+    """Hook SGLang's sampler, if seeded sampling is asked for, and its weight checker for the gate; restore the capability.
+
+    Called by SGLang in each of its processes.
+    """
+    capability.restore()
+    if os.environ.get("VERL_MUSA_GATE"):
+        from verl_musa.device import gate_servers
+
+        gate_servers.register_sglang()
+    if os.environ.get(CPU_ENGINE_ENV) == "1":
+        from verl_musa.device import sglang_release
+
+        sglang_release.register()
     if not seeding_asked():
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -50,14 +64,12 @@ def register() -> None:
     HookRegistry.register(
         "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head", wide_lm_head, HookType.AROUND
     )
+    # Where the classifiers take it from when their module is imported, which is after the plugins are loaded.
+    HookRegistry.register("sglang.srt.layers.pooler.score_and_pool", wide_score, HookType.AROUND)
 
 
 def wide_linear(original: Any, method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
-    """Compute a float32 CPU layer in float64, so that a row's result does not depend on how many rows there are.
-
-    The CPU's float32 product picks its kernel by the number of rows, and a row then differs in the last bits. In
-    float64 the same happens nine digits further right, where rounding back to float32 removes it. Other dtypes and
-    devices are left to SGLang.
+    """Compute a float32 CPU layer in float64 (why: see wide); other dtypes and devices are left to SGLang.
 
     Args:
         original: SGLang's method.
@@ -69,7 +81,9 @@ def wide_linear(original: Any, method: Any, layer: Any, x: Any, bias: Any = None
     Returns:
         (..., out), dtype of ``x``.
     """
-    return _wide_product(x, layer.weight, bias) if _is_plain(x, layer) else original(method, layer, x, bias)
+    return (
+        wide.wide_linear(x, layer.weight, bias) if _is_plain(x, layer) else original(method, layer, x, bias)
+    )
 
 
 def wide_lm_head(
@@ -77,8 +91,29 @@ def wide_lm_head(
 ) -> Any:
     """Do as wide_linear for the output projection; SGLang computes it elsewhere."""
     if _is_plain(hidden_states, lm_head):
-        return _wide_product(hidden_states, lm_head.weight, None)
+        return wide.wide_linear(hidden_states, lm_head.weight)
     return original(processor, hidden_states, lm_head, embedding_bias)
+
+
+def wide_score(original: Any, score_head: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do as wide_linear for the head of a reward model, a plain linear layer.
+
+    Args:
+        original: SGLang's function.
+        score_head: module that gives each pooled state (rows, hidden) its scores (rows, labels).
+        args: pooler and batch.
+        kwargs: the same by name.
+    """
+    import torch
+
+    def head(x: Any) -> Any:
+        return (
+            wide.wide_linear(x, score_head.weight, score_head.bias)
+            if _is_plain(x, score_head)
+            else score_head(x)
+        )
+
+    return original(head if isinstance(score_head, torch.nn.Linear) else score_head, *args, **kwargs)
 
 
 def _is_plain(x: Any, layer: Any) -> bool:
@@ -87,13 +122,6 @@ def _is_plain(x: Any, layer: Any) -> bool:
     weight: Any = getattr(layer, "weight", None)
     plain = weight is not None and not hasattr(layer, "set_lora")
     return plain and x.device.type == "cpu" and x.dtype == torch.float32 == weight.dtype
-
-
-def _wide_product(x: Any, weight: Any, bias: Any) -> Any:
-    import torch
-
-    wide = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    return wide.to(x.dtype)
 
 
 def with_seeds(original: Any, *args: Any, **kwargs: Any) -> Any:

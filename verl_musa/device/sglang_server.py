@@ -6,9 +6,11 @@ import logging
 from typing import Any
 
 import ray
+from verl.single_controller.ray import RayClassWithInitArgs
+from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer, SGLangReplica
 
-from verl_musa.device import proof, sglang_plugin
+from verl_musa.device import proof, sglang_plugin, split
 
 logger = logging.getLogger(__name__)
 
@@ -19,12 +21,15 @@ class MusaSGLangHttpServer(SGLangHttpServer):
     _seeding_checked = False
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
-        """Prove, then launch.
+        """Prove, then launch on the devices of this server's own workers.
 
         Raises:
             ExpectationError: this actor is not on the platform that the run expects.
+            RuntimeError: the devices of a pool of the rollout's own do not lie side by side.
         """
         proof.prove("sglang-server")
+        if self.rollout_mode == RolloutMode.STANDALONE and proof.all_visible():
+            self.base_gpu_id = await split.base_device(self.workers)
         sglang_plugin.announce_server()
         await super().launch_server(*args, **kwargs)
 
@@ -51,3 +56,16 @@ class MusaSGLangReplica(SGLangReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(MusaSGLangHttpServer)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """Return verl's class of the workers that hold the devices, one that proves itself for a reward model."""
+        if not self.is_reward_model:
+            return super().get_ray_class_with_init_args()
+        from verl_musa.device.reward_worker import RewardWorker
+
+        return RayClassWithInitArgs(
+            cls=ray.remote(RewardWorker),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )

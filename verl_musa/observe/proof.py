@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 CHECKED = ("device", "backend", "simulated", "patch_plan")
+ROLLOUT_ROLE = "rollout-worker"
+"""Role of the workers that hold a device for a server of the rollout's own pool (verl_musa.device.checkpoint_engine)."""
+
+REWARD_ROLE = "reward-worker"
+"""The same for a server of the reward model (verl_musa.device.reward_worker)."""
+
+_POOLS = {ROLLOUT_ROLE: "rollout", REWARD_ROLE: "reward"}
 
 
 def device_pids(actors: Iterable[Mapping[str, Any]]) -> set[int]:
@@ -53,6 +60,25 @@ def wrong_proofs(proofs: Iterable[Mapping[str, Any]], expected: Mapping[str, Any
             is_ = ", ".join(f"{name} {proof.get(name)!r} (expected {expected[name]!r})" for name in differing)
             wrong.append(f"{proof.get('file')}: worker {proof.get('pid')} ran with {is_}")
     return wrong
+
+
+def devices_by_pool(proofs: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Pool (``trainer``, ``rollout``, ``reward``) -> ``node:device`` of each device that its workers hold.
+
+    Servers are left out: they own no device of Ray's. The device is the one that Ray gave, by its number on the host.
+    """
+    found: dict[str, set[str]] = {}
+    for proof in proofs:
+        pool = _POOLS.get(str(proof.get("role")), "trainer")
+        for device in proof.get("accelerators") or ():
+            found.setdefault(pool, set()).add(f"{proof.get('node')}:{device}")
+    return {pool: sorted(devices) for pool, devices in sorted(found.items(), reverse=True)}
+
+
+def shared_devices(proofs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The devices that both pools hold; none may be where the placement is split."""
+    found = devices_by_pool(proofs)
+    return sorted(set(found.get("trainer", ())) & set(found.get("rollout", ())))
 
 
 def mccl_calls(folder: Path) -> dict[str, int]:

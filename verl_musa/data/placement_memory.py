@@ -1,0 +1,157 @@
+"""Whether trainer and rollout find room beside each other, before anything is started.
+
+On real devices this is arithmetic over the weights' size: what trainer and server keep on one device at the same time, which
+depends on the placement and on whether memory is given back between phases. Activations, graphs and the runtime are
+not in it, hence the margins. On the simulator everything lies in the host's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+
+from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
+from verl_musa.data.placement import ROLLOUT, is_split, pools, rollout_pool
+from verl_musa.data.subject import Subject
+
+GIB = 1024**3
+ACTOR = "actor_rollout_ref.actor"
+FRACTION = f"{ROLLOUT}.gpu_memory_utilization"
+CARD_GIB = 80.0
+"""Memory of an S5000: 81920 MiB by mthreads-gmi."""
+
+PARAMETER, GRADIENT, OPTIMIZER = 4, 4, 8
+"""Bytes a parameter of verl's FSDP engine: float32 weights and gradients, AdamW's two float32 moments."""
+
+MEGATRON_WEIGHT, MEGATRON_GRADIENT, MEGATRON_OPTIMIZER = 2, 4, 12
+"""The same for Megatron-Core with bfloat16 weights and its distributed optimizer, which shards the last over all ranks."""
+
+COMFORT = 0.9
+"""Share of a device beyond which states alone leave too little for activations, graphs and the runtime."""
+
+SIM_BASE_GIB, SIM_TRAINER_GIB, SIM_SERVER_GIB, SIM_WORKER_GIB = 4.0, 0.5, 1.2, 0.5
+"""Measured with the tiny dense recipe (docs/placement.md), proportional set sizes at the peak: Ray with drivers, queue and agent
+loops; one trainer rank; one SGLang server with its three processes; one worker of a rollout pool of its own."""
+
+_ITEM_SIZE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes that the trainer keeps on one device: while it trains, and while the rollout generates."""
+
+    training: float
+    resting: float
+
+
+def parameters(subject: Subject) -> int | None:
+    """Number of the model's parameters, from the headers of its safetensors files; None where there are none to read."""
+    total = 0
+    for file in sorted(subject.model_path.glob("*.safetensors")):
+        try:
+            with file.open("rb") as stream:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                header = json.loads(stream.read(length))
+        except (OSError, ValueError, struct.error):
+            return None
+        total += sum(
+            math.prod(entry["shape"])
+            for name, entry in header.items()
+            if name != "__metadata__" and entry["dtype"] in _ITEM_SIZE
+        )
+    return total or None
+
+
+def trainer_states(subject: Subject, count: int) -> States:
+    """What the trainer of ``count`` parameters keeps on each of its devices."""
+    world = pools(subject)["trainer"].world
+    if subject.select(f"{ACTOR}.strategy") == "megatron":
+        block = f"{ACTOR}.megatron"
+        tensor, pipeline, expert = (
+            subject.optional_integer(f"{block}.{name}_model_parallel_size") or 1
+            for name in ("tensor", "pipeline", "expert")
+        )
+        held = max(tensor, expert) * pipeline  # nearly all weights of a mixture are experts
+        parts = (
+            MEGATRON_WEIGHT * count / held,
+            MEGATRON_GRADIENT * count / held,
+            MEGATRON_OPTIMIZER * count / world,
+        )
+    else:
+        block = f"{ACTOR}.fsdp_config"
+        parts = (PARAMETER * count / world, GRADIENT * count / world, OPTIMIZER * count / world)
+    weight, gradient, optimizer = parts
+    away = [bool(subject.select(f"{block}.{name}")) for name in ("param_offload", "optimizer_offload")]
+    resting = (0.0 if away[0] else weight) + (0.0 if away[1] else optimizer)
+    return States(weight + gradient + optimizer, resting)
+
+
+def check_device_memory(subject: Subject) -> Finding:
+    """The states of trainer and rollout fit a device, at the time at which they are there together."""
+    if subject.resolved.recipe.device.simulated:
+        return ok("simulated devices: see placement.host_memory")
+    fraction, where = float(subject.select(FRACTION)), subject.where(FRACTION)
+    if (lacking := subject.not_made_yet(subject.model_path)) is not None:
+        return lacking
+    count = parameters(subject)
+    if count is None:
+        return unknown("the size of the model's weights cannot be read", "see model.folder", where)
+    states = trainer_states(subject, count)
+    server = fraction * CARD_GIB
+    if is_split(subject):
+        shown = (
+            f"trainer {states.training / GIB:.1f} GiB, rollout {server:.1f} GiB, of {CARD_GIB:.0f} GiB each"
+        )
+        most = max(states.training / GIB, server)
+        fix = "spread the trainer over more devices, offload, or lower gpu_memory_utilization"
+    elif subject.select(f"{ROLLOUT}.free_cache_engine"):
+        shown = f"rollout {server:.1f} GiB beside {states.resting / GIB:.1f} GiB of the resting trainer, of {CARD_GIB:.0f} GiB"
+        most = max(states.training / GIB, server + states.resting / GIB)
+        fix = "lower gpu_memory_utilization, or offload the trainer while the rollout works (param_offload, optimizer_offload)"
+    else:
+        shown = f"rollout {server:.1f} GiB, kept, beside {states.training / GIB:.1f} GiB of the trainer, of {CARD_GIB:.0f} GiB"
+        most = server + states.training / GIB
+        fix = (
+            "set sglang: {memory_saver: true}, so that the rollout gives its memory back, or placement: split"
+        )
+    if most > CARD_GIB:
+        return fail(shown, fix, where)
+    return (
+        ok(shown)
+        if most <= COMFORT * CARD_GIB
+        else warn(f"{shown}: hardly room for anything else", fix, where)
+    )
+
+
+def check_host_memory(subject: Subject) -> Finding:
+    """The recipe asks for the host memory that the processes of all simulated devices take."""
+    recipe = subject.resolved.recipe
+    if not recipe.device.simulated:
+        return ok("real devices: see placement.device_memory")
+    wanted = pools(subject)
+    each = math.prod(
+        subject.integer(f"{ROLLOUT}.{name}")
+        for name in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    )
+    servers = rollout_pool(subject).world // max(each, 1)
+    workers = wanted["rollout"].world if is_split(subject) else 0
+    needed = (
+        SIM_BASE_GIB
+        + SIM_TRAINER_GIB * wanted["trainer"].world
+        + SIM_SERVER_GIB * servers
+        + SIM_WORKER_GIB * workers
+    )
+    shown = f"{wanted['trainer'].world} trainer(s) and {servers} server(s) take about {needed:.1f} GiB"
+    if recipe.cluster.host_memory_gib < needed:
+        return warn(f"{shown}; cluster.host_memory_gib is {recipe.cluster.host_memory_gib:g}",
+                    f"set cluster.host_memory_gib to {math.ceil(needed)}, so that a run on a smaller host is refused",
+                    recipe.document.where(("cluster", "host_memory_gib")))  # fmt: skip
+    return ok(f"{shown} of {recipe.cluster.host_memory_gib:g}")
+
+
+CHECKS = (
+    Check("placement.device_memory", "what trainer and rollout keep on one device", check_device_memory),
+    Check("placement.host_memory", "host memory of simulated devices", check_host_memory),
+)
