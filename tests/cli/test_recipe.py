@@ -119,3 +119,34 @@ def test_help_documents_the_exit_codes(capsys: Output) -> None:
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "0 when nothing failed" in text
     assert "3 when nothing failed but something could not be looked at" in text
+
+
+def test_extras_of_a_run(folder: Path, capsys: Output) -> None:
+    (folder / "variants").mkdir()
+    (folder / "variants" / "big.yaml").write_text("summary: x\nrecipe: {extras: [megatron, vllm]}\n")
+    for arguments in (
+        ["tiny@big"],
+        ["--variant", "big", "--set", "a=b", "tiny", "--dry-run", "--ray-port", "7"],
+    ):
+        assert main(["recipe", "extras", *arguments]) == 0
+        assert capsys.readouterr().out.split() == ["megatron", "vllm"]
+    assert main(["recipe", "extras", "tiny"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("folder")
+def test_extras_without_a_recipe(capsys: Output) -> None:
+    assert main(["recipe", "extras", "--dry-run"]) == 2
+    assert "name a recipe" in capsys.readouterr().err
+
+
+def test_a_variant_is_listed_shown_and_checked(folder: Path, capsys: Output) -> None:
+    (folder / "variants").mkdir()
+    file = folder / "variants" / "often.yaml"
+    file.write_text("summary: Saves often\nconfig: {trainer.save_freq: 1}\n")
+    assert main(["recipe", "list"]) == 0
+    assert "often" in capsys.readouterr().out
+    assert main(["recipe", "show", "tiny@often"]) == 0
+    assert capsys.readouterr().out == (folder / "recipe.yaml").read_text() + file.read_text()
+    assert main(["recipe", "show", "tiny", "--variant", "often", "--resolved"]) == 0
+    assert OmegaConf.create(capsys.readouterr().out).trainer.save_freq == 1

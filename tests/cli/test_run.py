@@ -72,3 +72,8 @@ def test_a_wrong_option_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None
     assert "--ray-port" in capsys.readouterr().err
     assert cli.main(["run", "no-such-recipe-at-all"]) == 2
     assert "no-such-recipe-at-all" in capsys.readouterr().err
+
+
+def test_the_gate_can_be_left_out(asked: list[RunOptions]) -> None:
+    cli.main(["run", "qwen3", "--no-gate"])
+    assert asked == [RunOptions(recipe="qwen3", gate="off")]

@@ -13,7 +13,7 @@ from verl_musa.run.facts import git_facts, needed_packages, package_versions
 
 def subject(module: str, config: dict[str, Any], *, simulated: bool = True) -> Any:
     recipe = SimpleNamespace(
-        trainer=SimpleNamespace(module=module), device=SimpleNamespace(simulated=simulated)
+        trainer=SimpleNamespace(module=module), device=SimpleNamespace(simulated=simulated), extras=()
     )
     return SimpleNamespace(recipe=recipe, config=config)
 

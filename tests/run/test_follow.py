@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from verl_musa.cluster.deaths import Death
 from verl_musa.cluster.jobs_api import Job, RayApiError
 from verl_musa.errors import JobFailedError
 from verl_musa.run.directory import RunDirectory
@@ -219,6 +220,30 @@ def test_missing_and_wrong_proofs_fail_the_run(
         make([("RUNNING", ALIVE)]).follow()
 
 
+def split_proof(run: RunDirectory, pid: int, role: str, device: str) -> None:
+    fields = {"pid": pid, "role": role, "node": "n1", "accelerators": [device], **EXPECTED}
+    (run.proofs / f"{role}-{pid}.json").write_text(json.dumps(fields))
+
+
+def test_pools_that_share_a_device_fail_a_split_run(make: Make, run: RunDirectory, record: RunRecord) -> None:
+    record.device.pools = {"trainer": 1, "rollout": 1}
+    split_proof(run, 11, "fsdp-language_model", "0")
+    split_proof(run, 12, "rollout-worker", "0")
+    log(run, 1)
+    with pytest.raises(JobFailedError, match="trainer and rollout share devices") as caught:
+        make([("RUNNING", ALIVE)]).follow()
+    assert "n1:0" in str(caught.value)
+
+
+def test_pools_of_their_own_are_a_proof(make: Make, run: RunDirectory, record: RunRecord) -> None:
+    record.device.pools = {"trainer": 1, "rollout": 1}
+    split_proof(run, 11, "fsdp-language_model", "0")
+    split_proof(run, 12, "rollout-worker", "1")
+    log(run, 1, 2, 3)
+    make([("RUNNING", ALIVE), ("SUCCEEDED", [])]).follow()
+    assert record.device.proven
+
+
 def test_a_success_without_proofs_is_none(make: Make, run: RunDirectory) -> None:
     log(run, 1)
     with pytest.raises(JobFailedError, match="0 proofs"):
@@ -271,3 +296,37 @@ def test_a_killed_driver_is_told(make: Make) -> None:
     vars(follower.ray.api)["code"] = 137
     with pytest.raises(JobFailedError, match="its driver was killed by SIGKILL"):
         follower.follow()
+
+
+def gate_found(run: RunDirectory, status: str) -> None:
+    entry = {
+        "check": "gate.logprobs",
+        "looks_at": "x",
+        "status": status,
+        "evidence": "apart",
+        "fix": "mend",
+        "where": "",
+    }
+    (run.logs / "gate.json").write_text(json.dumps({"schema": 1, "checks": [entry], "figures": {}}))
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "FAILED"])
+def test_a_gate_that_failed_is_the_cause_and_not_the_workers_that_end_with_the_job(
+    make: Make, run: RunDirectory, status: str
+) -> None:
+    gate_found(run, "FAIL")
+    with pytest.raises(JobFailedError, match=r"gate failed before step 1: gate\.logprobs"):
+        make([("RUNNING", ALIVE), (status, [DEAD, ALIVE[1]])]).follow()
+
+
+def test_a_job_of_the_gate_alone_succeeds_without_a_step_and_its_engines_may_go_first(
+    make: Make, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate_found(run, "OK")
+    prove(run, 11, 12)
+    follower = make([("RUNNING", ALIVE), ("RUNNING", ALIVE), ("SUCCEEDED", [])], gate_only=True)
+    gone = Death("engine process 'sglang::scheduler'", 12, "here", "the process vanished")
+    monkeypatch.setattr(follower._engines, "first_death", lambda **_: gone)
+    assert follower.follow() == {}
+    assert isinstance(follower.display, Shown)
+    assert "the job's end, after its gate" in follower.display.lines

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,16 @@ def test_the_script_is_quoted_holds_no_secret_and_is_clean(tmp_path: Path) -> No
     checker = Path(sys.executable).with_name("shellcheck")
     if checker.exists():
         subprocess.run([str(checker), str(script)], check=True)
+
+
+def test_extras_join_the_path_of_the_job_alone(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "aside" / "megatron").mkdir(parents=True)
+    plain = resolved(run, runtime_env={"env_vars": {"PYTHONPATH": "mine"}})
+    wanted = replace(plain, recipe=RECIPE.model_copy(update={"extras": ("megatron", "vllm")}))
+    found = launch.job_runtime_env(wanted, {})["env_vars"]["PYTHONPATH"]
+    assert found == os.pathsep.join([str(tmp_path / "aside" / "megatron"), "mine"])
+    assert launch.job_runtime_env(plain, {})["env_vars"]["PYTHONPATH"] == "mine"
+    assert launch.job_runtime_env(resolved(run), {})["env_vars"] == {}

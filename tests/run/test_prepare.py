@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -41,7 +44,7 @@ class Notes:
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOptions:
     monkeypatch.syspath_prepend(str(FIXTURES))
     monkeypatch.setattr(prepare, "_check_contents", lambda *_: None)
-    monkeypatch.setattr(prepare, "check_packages", lambda _: {})
+    monkeypatch.setattr(prepare, "check_packages", lambda *_: {})
     return RunOptions(
         recipe=str(FIXTURES / "fake_recipe"), runs_dir=tmp_path / "runs", sets=("trainer.save_freq=2",)
     )
@@ -97,6 +100,20 @@ def test_a_new_run_directory_holds_what_the_run_is_made_from(options: RunOptions
     assert variables["VERL_MUSA_RUN_ID"] == run.path.name
     assert run.launch.stat().st_mode & 0o111
     assert run.metrics.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("placement", "count", "pools"), [("colocated", 2, {}), ("split", 6, {"trainer": 2, "rollout": 4})]
+)
+def test_devices_are_counted_over_all_pools(placement: str, count: int, pools: dict[str, int]) -> None:
+    config = {
+        "trainer": {"nnodes": 1, "n_gpus_per_node": 2},
+        "actor_rollout_ref": {"rollout": {"nnodes": 2, "n_gpus_per_node": 2}},
+    }
+    device = SimpleNamespace(type="musa", simulated=True)
+    resolved: Any = SimpleNamespace(recipe=SimpleNamespace(device=device, placement=placement), config=config)
+    facts = prepare._device(resolved)
+    assert (facts.count, facts.pools) == (count, pools)
 
 
 @pytest.mark.parametrize(
@@ -201,3 +218,31 @@ def test_what_an_earlier_attempt_left_running_is_ended_before_a_resume(options: 
     finally:
         left.kill()
         left.wait(timeout=10)
+
+
+def with_variant(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the fake recipe that has a variant."""
+    copy = tmp_path / "copy" / folder.name
+    shutil.copytree(folder, copy)
+    (copy / "variants").mkdir()
+    (copy / "variants" / "often.yaml").write_text("summary: Saves often\nconfig: {trainer.save_freq: 1}\n")
+    return copy
+
+
+def test_a_resumed_run_keeps_its_variants(options: RunOptions, tmp_path: Path) -> None:
+    folder = with_variant(Path(options.recipe), tmp_path)
+    made = written(replace(options, recipe=str(folder), variants=("often",), sets=()))
+    assert made.record.recipe.variants == ["often"]
+    assert made.config["trainer"]["save_freq"] == 1
+    run = ended(made)
+    resumed = prepare.prepare(again(replace(options, recipe=str(folder)), run), Notes())
+    assert resumed.recipe.variants == ("often",)
+    assert resumed.config["trainer"]["save_freq"] == 1
+
+
+def test_a_run_cannot_be_resumed_with_other_variants(options: RunOptions, tmp_path: Path) -> None:
+    folder = with_variant(Path(options.recipe), tmp_path)
+    run = ended(written(replace(options, recipe=str(folder))))
+    with pytest.raises(RunError, match="other variants") as caught:
+        prepare.prepare(again(replace(options, recipe=str(folder)), run, variants=("often",)), Notes())
+    assert (caught.value.found, caught.value.expected) == ("none", "often")

@@ -133,3 +133,14 @@ def test_an_early_end_gives_a_report_too(run: RunDirectory, record: RunRecord) -
     record.summary = values
     write_report(run, record)
     assert "| score, last five steps | - |" in run.report.read_text()
+
+
+def test_pools_are_shown_with_the_devices_that_their_workers_hold(
+    run: RunDirectory, record: RunRecord
+) -> None:
+    record.device.pools = {"trainer": 2, "rollout": 1}
+    record.device.workers = [
+        {"role": "fsdp-language_model", "node": "n1", "accelerators": [device]} for device in ("0", "1")
+    ]
+    write_report(run, record)
+    assert "| pools | trainer 2 (n1:0, n1:1); rollout 1 |" in run.report.read_text(encoding="utf-8")

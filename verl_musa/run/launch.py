@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from verl_musa import extras
 from verl_musa.cluster.local_ray import RayPlan
 from verl_musa.cluster.processes import TAG
 from verl_musa.errors import RecipeError
@@ -40,14 +42,14 @@ def expectation(recipe: Recipe) -> dict[str, Any]:
 
 
 def own_variables(
-    recipe: Recipe, run: RunDirectory, attempt: Attempt, patches: Mapping[str, str]
+    recipe: Recipe, run: RunDirectory, attempt: Attempt, switches: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that every process of the run carries, beside those of the recipe's ``runtime_env.yaml``.
 
-    ``patches`` is what :func:`verl_musa.run.patches.activation` returned.
+    ``switches`` is what :func:`verl_musa.run.patches.activation` and :func:`verl_musa.run.gate.variables` returned.
     """
     return {
-        **patches,
+        **switches,
         TAG: run.path.name,
         "VERL_MUSA_RUN_DIR": str(run.path),
         "VERL_MUSA_EXPECT": json.dumps(expectation(recipe)),
@@ -58,7 +60,7 @@ def own_variables(
 
 
 def job_runtime_env(resolved: Resolved, own: Mapping[str, str]) -> dict[str, Any]:
-    """The ``runtime_env`` that is submitted: the recipe's, and our variables on top.
+    """The ``runtime_env`` that is submitted: the recipe's, our variables on top, and the recipe's extras on ``PYTHONPATH``.
 
     Raises:
         RecipeError: the recipe's one holds a local folder, which Ray would have to upload.
@@ -73,6 +75,9 @@ def job_runtime_env(resolved: Resolved, own: Mapping[str, str]) -> dict[str, Any
                 fix=f"remove {name}; put modules on PYTHONPATH through env_vars if need be",
             )
     variables = {**resolved.runtime_env.get("env_vars", {}), **own}
+    aside = [str(folder) for folder in extras.folders(resolved.recipe.extras)]
+    if aside:
+        variables["PYTHONPATH"] = os.pathsep.join([*aside, *filter(None, [variables.get("PYTHONPATH")])])
     return {**resolved.runtime_env, "env_vars": variables}
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
+from verl_musa.checks import Result
 from verl_musa.cluster.host import check_memory, check_packages, check_port, check_shared_memory
 from verl_musa.cluster.local_ray import RayPlan, object_store_bytes, plan_ray
 from verl_musa.cluster.processes import OwnedProcesses
@@ -19,7 +20,7 @@ from verl_musa.errors import HostError, RunError
 from verl_musa.fileio import write_atomic
 from verl_musa.observe.display import Display
 from verl_musa.recipe import Recipe, Resolved, dump_config, ensure_assets, load_recipe, load_site, resolve
-from verl_musa.run import RunOptions
+from verl_musa.run import GateMode, RunOptions, gate
 from verl_musa.run.directory import RunDirectory, find_run, new_run_id
 from verl_musa.run.facts import git_facts, needed_packages, package_versions
 from verl_musa.run.finish import clean_up, write_metrics
@@ -29,6 +30,7 @@ from verl_musa.run.record import (
     MASK,
     Attempt,
     DeviceFacts,
+    GateFacts,
     OverrideFacts,
     ProcessFacts,
     RayFacts,
@@ -55,6 +57,8 @@ class Prepared:
         config: verl's config of this attempt.
         checkpoint: where the attempt goes on; None for a start from scratch.
         patches: the variable that activates the patch series.
+        gate: what the attempt does about the correctness gate.
+        golden: what the reward function did with the recipe's golden pairs; empty where the gate is off.
     """
 
     resolved: Resolved
@@ -63,6 +67,13 @@ class Prepared:
     config: dict[str, Any]
     checkpoint: Checkpoint | None
     patches: dict[str, str]
+    gate: GateMode
+    golden: tuple[Result, ...] = ()
+
+    @property
+    def switches(self) -> dict[str, str]:
+        """The variables that activate the patch series and the gate in the job."""
+        return {**self.patches, **gate.variables(self.gate)}
 
     @property
     def recipe(self) -> Recipe:
@@ -78,7 +89,7 @@ def prepare(options: RunOptions, display: Display) -> Prepared:
     Raises:
         VerlMusaError: bad input, or a host that does not fit.
     """
-    recipe = load_recipe(options.recipe)
+    recipe = chosen_recipe(options)
     if options.resume is None:
         run = RunDirectory((options.runs_dir / recipe.name / new_run_id()).resolve())
         prepared = _new_run(options, recipe, run)
@@ -91,7 +102,29 @@ def prepare(options: RunOptions, display: Display) -> Prepared:
             )  # first, for they may hold the memory and ports that are looked at next
     _check_host(options, prepared.resolved)
     _check_contents(prepared.resolved, display)
-    return prepared
+    return _with_golden(prepared)
+
+
+def chosen_recipe(options: RunOptions) -> Recipe:
+    """The recipe that the user names; a run that is resumed brings its variants along.
+
+    Raises:
+        VerlMusaError: no such recipe, variant or run.
+    """
+    recipe = load_recipe(options.recipe, variants=options.variants)
+    if options.resume is None:
+        return recipe
+    run = find_run(options.runs_dir, recipe.name, options.resume)
+    then = load_record(run.record).recipe.variants
+    if recipe.variants and list(recipe.variants) != then:
+        raise RunError(
+            "this run was made with other variants",
+            where=str(run.record),
+            found=", ".join(then) or "none",
+            expected=", ".join(recipe.variants),
+            fix="leave the variants out: a resumed run keeps its own",
+        )
+    return load_recipe(str(recipe.folder), variants=then)
 
 
 def _resolve(options: RunOptions, recipe: Recipe, run: RunDirectory, sets: Sequence[str]) -> Resolved:
@@ -106,20 +139,26 @@ def _new_run(options: RunOptions, recipe: Recipe, run: RunDirectory) -> Prepared
     record = RunRecord(
         run_id=run.path.name,
         status="created",
-        recipe=RecipeFacts(name=recipe.name, version=recipe.version, folder=str(recipe.folder)),
+        recipe=RecipeFacts(
+            name=recipe.name,
+            version=recipe.version,
+            folder=str(recipe.folder),
+            variants=list(recipe.variants),
+        ),
         created_at=now(),
         seed=resolved.seed,
         device=_device(resolved),
         host=platform.node(),
         python=platform.python_version(),
-        versions=package_versions(),
+        versions=package_versions(recipe.extras),
         git=git_facts(recipe.folder),
         sets=[masked_set(text) for text in options.sets],
         overrides=_overrides(resolved),
         total_steps=_total_steps(config),
         attempts=[_attempt(1, 0)],
     )
-    return Prepared(resolved, run, record, config, None, activation(recipe, options.allow_drift))
+    mode = _gate_mode(options, record, config, recipe)
+    return Prepared(resolved, run, record, config, None, activation(recipe, options.allow_drift), mode)
 
 
 def _resumed_run(options: RunOptions, recipe: Recipe, run: RunDirectory, display: Display) -> Prepared:
@@ -141,12 +180,50 @@ def _resumed_run(options: RunOptions, recipe: Recipe, run: RunDirectory, display
     record.sets = [masked_set(text) for text in sets]
     record.overrides = _overrides(resolved)
     record.device = _device(resolved)
-    record.versions = package_versions()
+    record.versions = package_versions(recipe.extras)
     record.git = git_facts(recipe.folder)
     record.total_steps = _total_steps(config)
     record.summary = record.exit_reason = record.ended_at = None
     record.attempts = [*record.attempts, _attempt(record.attempt.number + 1, step)]
-    return Prepared(resolved, run, record, config, checkpoint, activation(recipe, options.allow_drift))
+    mode = _gate_mode(options, record, config, recipe)
+    return Prepared(resolved, run, record, config, checkpoint, activation(recipe, options.allow_drift), mode)
+
+
+def _gate_mode(options: RunOptions, record: RunRecord, config: dict[str, Any], recipe: Recipe) -> GateMode:
+    """What the attempt does about the gate; noted in the record, but where an earlier attempt has had its gate.
+
+    Raises:
+        RunError: nothing but the gate is asked for, and it does not fit.
+    """
+    step = record.attempt.resumed_from_step
+    mode = gate.due(options.gate, config, recipe.trainer.module, resumed_from=step)
+    if options.gate == "only" and mode == "off":
+        raise RunError(
+            "the gate needs verl's own trainer",
+            where=str(recipe.document.path),
+            found=f"trainer.module {recipe.trainer.module}, trainer.use_v1 {config['trainer'].get('use_v1')}",
+            expected=f"{gate.V1} with trainer.use_v1 true",
+            fix="run the recipe without the gate: verl-musa run",
+        )
+    if step == 0:
+        record.gate = GateFacts(mode=mode)
+    return mode
+
+
+def _with_golden(prepared: Prepared) -> Prepared:
+    """Score the golden pairs, where the gate is on; before a training they have to be right.
+
+    Raises:
+        DataError: they are not.
+    """
+    from verl_musa.data import require
+
+    if prepared.gate == "off":
+        return prepared
+    results = gate.golden(prepared.resolved)
+    if prepared.gate == "before":
+        require(results)
+    return replace(prepared, golden=tuple(results))
 
 
 def _refuse_masked(sets: Sequence[str], run: RunDirectory) -> None:
@@ -162,8 +239,16 @@ def _refuse_masked(sets: Sequence[str], run: RunDirectory) -> None:
 
 def _device(resolved: Resolved) -> DeviceFacts:
     device, trainer = resolved.recipe.device, resolved.config["trainer"]
-    count = int(trainer["nnodes"]) * int(trainer["n_gpus_per_node"])
-    return DeviceFacts(type=device.type, simulated=device.simulated, count=count)
+    pools = {"trainer": int(trainer["nnodes"]) * int(trainer["n_gpus_per_node"])}
+    if resolved.recipe.placement == "split":
+        rollout = resolved.config["actor_rollout_ref"]["rollout"]
+        pools["rollout"] = int(rollout["nnodes"]) * int(rollout["n_gpus_per_node"])
+    return DeviceFacts(
+        type=device.type,
+        simulated=device.simulated,
+        count=sum(pools.values()),
+        pools=pools if len(pools) > 1 else {},
+    )
 
 
 def _overrides(resolved: Resolved) -> list[OverrideFacts]:
@@ -199,7 +284,7 @@ def _check_host(options: RunOptions, resolved: Resolved) -> None:
             expected="1: this version starts its own Ray on this host alone",
             fix="choose a recipe for one host",
         )
-    check_packages(needed_packages(resolved))
+    check_packages(needed_packages(resolved), resolved.recipe.extras)
     refuse_drift(options.allow_drift)
     check_memory(cluster.host_memory_gib)
     check_shared_memory(object_store_bytes())
@@ -264,7 +349,10 @@ def write_directory(prepared: Prepared, ray_plan: RayPlan) -> None:
         run.create()
     else:
         _keep_proofs(run, record.attempt.number - 1)
-    own = own_variables(prepared.recipe, run, record.attempt, prepared.patches)
+    if prepared.gate != "off":
+        (run.logs / gate.JOB_FILE).unlink(missing_ok=True)
+        gate.hand_over(prepared.resolved, run)
+    own = own_variables(prepared.recipe, run, record.attempt, prepared.switches)
     environment = job_runtime_env(prepared.resolved, own)
     private = any(is_secret(override.path) for override in prepared.resolved.overrides)
     write_atomic(run.config, dump_config(prepared.config), mode=0o600 if private else 0o644)

@@ -36,6 +36,7 @@ class RecipeFacts(_Part):
     name: str
     version: str
     folder: str
+    variants: list[str] = []
 
 
 class GitFacts(_Part):
@@ -46,11 +47,15 @@ class GitFacts(_Part):
 
 
 class DeviceFacts(_Part):
-    """Where the workers proved to run; ``count`` is the number asked for over all hosts."""
+    """Where the workers proved to run; ``count`` is the number asked for over all hosts.
+
+    ``pools``: how many of them each pool gets, where trainer and rollout do not share them.
+    """
 
     type: str
     simulated: bool
     count: int
+    pools: dict[str, int] = {}
     proven: bool = False
     workers: list[dict[str, Any]] = []
     mccl_calls: dict[str, int] = {}
@@ -80,6 +85,17 @@ class OverrideFacts(_Part):
     key: str
     value: Any
     origin: str
+
+
+class GateFacts(_Part):
+    """The correctness gate; ``mode`` is before, only or off. ``ran``: whether the job got as far as its verdicts."""
+
+    mode: str
+    ran: bool = False
+    exit_code: int | None = None
+    counts: dict[str, int] = {}
+    failed: list[str] = []
+    seconds: float | None = None
 
 
 class Attempt(_Part):
@@ -121,6 +137,7 @@ class RunRecord(_Part):
     overrides: list[OverrideFacts]
     total_steps: int | None = None
     patches: dict[str, Any] | None = None
+    gate: GateFacts | None = None
     attempts: list[Attempt]
     summary: dict[str, Any] | None = None
 

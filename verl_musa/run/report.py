@@ -7,10 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from verl_musa.diagnose import read_gate
 from verl_musa.errors import JobFailedError
 from verl_musa.fileio import write_atomic
 from verl_musa.observe import metrics
 from verl_musa.observe.metrics import Rows
+from verl_musa.observe.proof import devices_by_pool
 from verl_musa.recipe import Recipe
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.record import RunRecord
@@ -131,6 +133,7 @@ def _lines(record: RunRecord) -> list[tuple[str, str]]:
     return [
         ("status", record.status),
         ("device", f"{device.count} x {device.type} ({kind}), {proven}"),
+        *([("pools", _pools(record))] if device.pools else []),
         (
             "steps",
             f"{figure('steps', 'd')}, the last is {figure('last_step', 'd')} of {record.total_steps or '?'}",
@@ -145,7 +148,40 @@ def _lines(record: RunRecord) -> list[tuple[str, str]]:
         ("device memory, peak GiB", figure("device_memory_gib_max", ".3f")),
         ("mccl calls", figure("mccl_calls", "d")),
         ("patches", _patch_counts(record)),
+        ("correctness gate", _gate_counts(record)),
     ]
+
+
+def _pools(record: RunRecord) -> str:
+    """Which devices the workers of each pool hold, as they proved; what was asked for, where they did not."""
+    held = devices_by_pool(record.device.workers)
+    return "; ".join(
+        f"{pool} {count}" + (f" ({', '.join(held[pool])})" if pool in held else "")
+        for pool, count in record.device.pools.items()
+    )
+
+
+def _gate_counts(record: RunRecord) -> str:
+    gate = record.gate
+    if gate is None or gate.mode == "off":
+        return "off"
+    counts = ", ".join(f"{count} {status}" for status, count in gate.counts.items() if count)
+    ran = "" if gate.ran else "; the job did not get that far"
+    seconds = "" if gate.seconds is None else f", {gate.seconds:.0f} s"
+    return f"{counts or 'no verdict'}{seconds}{ran}"
+
+
+def _gate_lines(run: RunDirectory) -> list[str]:
+    """What the gate found."""
+    results = read_gate(run.gate)
+    if not results:
+        return []
+    rows = [f"| {result.check} | {result.status.value} | {_cell(result.evidence)} |" for result in results]
+    return ["", "## Correctness gate", "", "| check | result | seen |", "|---|---|---|", *rows]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _patch_counts(record: RunRecord) -> str:
@@ -153,6 +189,7 @@ def _patch_counts(record: RunRecord) -> str:
         return "-"
     counts = [(len(record.patches[kind]), word) for kind, word in
               (("applied", "applied"), ("skipped", "not needed"), ("drift", "let through with drift"))]  # fmt: skip
+    counts.append((len(record.patches.get("off", ())), "left out by hand"))
     return ", ".join(f"{count} {word}" for count, word in counts if count) or "none needed"
 
 
@@ -178,6 +215,7 @@ def write_report(run: RunDirectory, record: RunRecord) -> None:
     if record.device.mccl_calls:
         lines += ["", "## Collectives", "", "| collective | calls |", "|---|---|"]
         lines += [f"| {name} | {calls} |" for name, calls in record.device.mccl_calls.items()]
+    lines += _gate_lines(run)
     lines += _patch_lines(record)
     lines += ["", "## Attempts", "", "| | started (UTC) | from step | status |", "|---|---|---|---|"]
     lines += [

@@ -19,6 +19,12 @@ TRACKER = "latest_checkpointed_iteration.txt"
 # What a resumed run may differ in by itself.
 OWN_KEYS = ("trainer.resume_mode", "trainer.resume_from_path")
 _SHARD = re.compile(r"^(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.pt$")
+# verl's Megatron engine (0.9.1) writes the list of contents last, and beside weights in Hugging Face layout folders of Megatron's:
+# metadata and files of each rank.
+MEGATRON_CONTENTS = "ckpt_contents.json"
+MEGATRON_FOLDER = "dist_ckpt"
+_MEGATRON_METADATA = ("metadata.json", ".metadata")
+_MEGATRON_SHARDS = "*.distcp"
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,28 @@ def _lacks(checkpoint: Path) -> str | None:
         return f"{empty} is empty"
     if not (checkpoint / "data.pt").is_file():
         return "no data.pt"
+    for role in sorted(path.name for path in checkpoint.iterdir() if path.is_dir()):
+        if lacking := _lacks_of_megatron(checkpoint / role):
+            return f"{role}: {lacking}"
     shards: dict[tuple[str, int], set[int]] = {}
     for match in filter(None, (_SHARD.match(path.name) for path in files)):
         shards.setdefault((match[1], int(match[2])), set()).add(int(match[3]))
     for (kind, world), ranks in shards.items():
         if missing := set(range(world)) - ranks:
             return f"no {kind} of rank {', '.join(map(str, sorted(missing)))}"
+    return None
+
+
+def _lacks_of_megatron(role: Path) -> str | None:
+    """What the state of one role (actor, critic) lacks if Megatron wrote it; None where it is whole or FSDP's."""
+    folders = [path for path in sorted(role.rglob(MEGATRON_FOLDER)) if path.is_dir() and any(path.iterdir())]
+    if folders and not (role / MEGATRON_CONTENTS).is_file():
+        return f"no {MEGATRON_CONTENTS}, which verl writes last"
+    for folder in folders:
+        missing = [name for name in _MEGATRON_METADATA if not (folder / name).is_file()]
+        missing += [] if any(folder.glob(_MEGATRON_SHARDS)) else [_MEGATRON_SHARDS]
+        if missing:
+            return f"no {missing[0]} in {folder.relative_to(role)}"
     return None
 
 

@@ -8,13 +8,18 @@ import shutil
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
+from verl_musa.checks import Result
 from verl_musa.cluster.jobs_api import RayApiError
 from verl_musa.cluster.local_ray import LocalRay, RayPlan, make_temp_dir, ray_environment, start_ray
 from verl_musa.cluster.processes import OwnedProcesses
-from verl_musa.errors import HostError, VerlMusaError
+from verl_musa.diagnose import failures, read_gate
+from verl_musa.errors import HostError, JobFailedError, VerlMusaError
 from verl_musa.observe.display import Display, open_display
 from verl_musa.observe.proof import mccl_calls, read_proofs
-from verl_musa.run import RunOptions
+from verl_musa.run import RunOptions, gate
+from verl_musa.run.directory import RunDirectory
 from verl_musa.run.finish import clean_up, write_metrics
 from verl_musa.run.follow import Follower, Limits
 from verl_musa.run.guardian import Guardian
@@ -45,6 +50,7 @@ class Runner:
         self._display = display or open_display()
         self._limits = limits or Limits(stall=options.stall_minutes * 60)
         self._signals = Signals()
+        self.run_directory: RunDirectory | None = None
 
     def run(self) -> int:
         """Run to the end; see :func:`verl_musa.run.run_recipe`."""
@@ -62,6 +68,7 @@ class Runner:
         if address := os.environ.get("RAY_ADDRESS"):
             self._display.note(f"RAY_ADDRESS={address} is ignored: this run starts a Ray of its own")
         prepared = prepare(self._options, self._display)
+        self.run_directory = prepared.run
         if self._options.dry_run:
             self._describe(prepared)
             return 0
@@ -122,7 +129,7 @@ class Runner:
         self._display.note(f"run {run.path.name} in {run.path}")
         record.set_status("preparing")
         record.save(run.record)
-        own = own_variables(prepared.recipe, run, record.attempt, prepared.patches)
+        own = own_variables(prepared.recipe, run, record.attempt, prepared.switches)
         ray = self._start_ray(prepared, ray_plan, own)
         submission_id = f"{run.path.name}-{record.attempt.number}"
         try:
@@ -150,11 +157,14 @@ class Runner:
             probability_limit=accept.rollout_probs_diff_max if accept else None,
             limits=self._limits,
             tend=guardian.ensure,
+            gate_only=prepared.gate == "only",
         ).follow()
         record.device.mccl_calls = mccl_calls(run.proofs)
         collect(run, record, prepared.patches)
         rows = write_metrics(run, record)
-        check_accepted(prepared.recipe, record, summarize(rows, record))
+        gate.require_ran(run, prepared.gate)
+        if prepared.gate != "only":
+            check_accepted(prepared.recipe, record, summarize(rows, record))
 
     def _start_ray(self, prepared: Prepared, ray_plan: RayPlan, own: dict[str, str]) -> LocalRay:
         self._display.phase("Ray starts")
@@ -185,6 +195,10 @@ class Runner:
             record.summary = summarize(write_metrics(run, record), record)
         except VerlMusaError as error:
             problems.append(str(error))
+        try:
+            gate.settle(run, record, prepared.gate, prepared.golden)
+        except VerlMusaError as error:
+            problems.append(str(error))
         record.set_status(status, reason)
         record.save(run.record)
         guardian.release()
@@ -192,4 +206,20 @@ class Runner:
         for problem in problems:
             self._display.note(problem)
         write_report(run, record)
-        print_summary(run, record)
+        if prepared.gate != "only":
+            print_summary(run, record)
+
+
+def gate_only(options: RunOptions) -> tuple[list[Result], Path]:
+    """Run a job that ends after its gate; see :func:`verl_musa.run.gate_recipe`."""
+    runner = Runner(options, display=open_display(Console(stderr=True, soft_wrap=True, highlight=False)))
+    try:
+        if runner.run() == INTERRUPTED:
+            raise KeyboardInterrupt
+    except JobFailedError:
+        run = runner.run_directory
+        if run is None or not failures(read_gate(run.gate)):
+            raise
+    if runner.run_directory is None:
+        raise AssertionError("a runner that ended well has a run directory")
+    return read_gate(runner.run_directory.gate), runner.run_directory.path
