@@ -52,6 +52,10 @@ class DataError(VerlMusaError):
     """A data set, model folder or reward function that cannot be used as it stands."""
 
 
+class CheckpointError(VerlMusaError):
+    """Weights that cannot be converted, written or trusted as they stand."""
+
+
 class HostError(VerlMusaError):
     """A host that cannot run the job: memory, ports, missing packages."""
 
