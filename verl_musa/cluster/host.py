@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import socket
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import psutil
 
+from verl_musa import extras
 from verl_musa.cluster.processes import SHARED_MEMORY
 from verl_musa.errors import HostError
 
@@ -109,8 +110,8 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
-def check_packages(names: Sequence[str]) -> dict[str, str]:
-    """The installed versions of the distributions ``names``; HostError names those that are missing.
+def check_packages(names: Sequence[str], wanted_extras: Sequence[str] = ()) -> dict[str, str]:
+    """The versions of the distributions ``names``, installed or in one of the extras; HostError names those that are missing.
 
     Only the installed metadata is read, nothing is imported.
     """
@@ -118,8 +119,8 @@ def check_packages(names: Sequence[str]) -> dict[str, str]:
     missing: list[str] = []
     for name in names:
         try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            versions[name] = extras.distribution(name, wanted_extras).version
+        except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
         raise HostError(

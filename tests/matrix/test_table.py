@@ -1,0 +1,105 @@
+"""The support matrix as a table: complete, made from results alone, and current."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.matrix.conftest import load_matrix
+
+MATRIX = load_matrix()
+RESULT = {
+    "status": "runs",
+    "exit_code": 0,
+    "reason": "",
+    "steps": 3,
+    "probs_diff_max": 2.5e-7,
+    "step_s": 4.31,
+    "wall_s": 150,
+    "proven": True,
+    "date": "2026-01-02",
+    "versions": {"verl": "0.9.1"},
+}
+
+
+def test_every_combination_is_a_cell_once() -> None:
+    cells = MATRIX.cells()
+    places = [(c.trainer, c.rollout, c.model, c.algorithm, c.placement) for c in cells]
+    assert places == list(itertools.product(*MATRIX.AXES.values()))
+    assert len({cell.id for cell in cells}) == 32
+
+
+def test_the_base_recipes_need_no_variant() -> None:
+    named = {cell.id: cell.recipe for cell in MATRIX.cells()}
+    assert named["fsdp2-sglang-dense-grpo-colocated"] == "qwen3-tiny-dense"
+    assert named["megatron-sglang-moe-grpo-colocated"] == "qwen3-tiny-moe"
+    assert named["fsdp2-sglang-dense-ppo-colocated"] == "qwen3-tiny-ppo"
+    assert named["megatron-vllm-dense-grpo-split"] == "qwen3-tiny-dense@megatron-tp2+vllm+split"
+
+
+def test_a_cell_without_its_variant_says_which(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(MATRIX, "ROOT", tmp_path)
+    cell = next(cell for cell in MATRIX.cells() if cell.recipe == "qwen3-tiny-dense@vllm+split")
+    assert cell.reason == "not done: qwen3-tiny-dense has no variant vllm and split"
+
+
+def test_rows_say_what_happened() -> None:
+    cell = next(cell for cell in MATRIX.cells() if cell.recipe == "qwen3-tiny-dense")
+    text = MATRIX.render({cell.id: RESULT})
+    assert (
+        "| FSDP2 | SGLang | dense | GRPO | colocated | runs | 2.5e-07 | 4.3 | 150 | `qwen3-tiny-dense` |"
+        in text
+    )
+    assert "1 of 32 cells run; measured 2026-01-02." in text
+    failed = {**RESULT, "status": "fails", "reason": "worker 3 died"}
+    assert "**fails** | | | 150 | `qwen3-tiny-dense`: worker 3 died |" in MATRIX.render({cell.id: failed})
+    assert "not run yet: `qwen3-tiny-dense` |" in MATRIX.render({})
+
+
+def run_directory(folder: Path, **record: Any) -> Path:
+    folder.mkdir()
+    whole = {
+        "exit_reason": None,
+        "created_at": "2026-01-02T03:04:05+00:00",
+        "device": {"proven": True},
+        "versions": {"verl": "0.9.1", "ray": "2.58.0"},
+        **record,
+    }
+    (folder / "run.json").write_text(json.dumps(whole))
+    rows = [
+        {"step": 0, "data": {"val-core/acc": 0.1}},
+        {"step": 1, "data": {"training/rollout_probs_diff_max": 1e-7, "timing_s/step": 9.0}},
+        {"step": 2, "data": {"training/rollout_probs_diff_max": 3e-7, "timing_s/step": 4.0}},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_result_is_read_from_the_run_directory(tmp_path: Path) -> None:
+    result = MATRIX.result_of(run_directory(tmp_path / "run"), 0, 99.6)
+    assert (result["status"], result["steps"], result["wall_s"]) == ("runs", 2, 100)
+    assert (result["probs_diff_max"], result["step_s"]) == (3e-7, 4.0)
+    assert result["versions"] == {"verl": "0.9.1"}
+
+
+def test_a_failure_keeps_the_first_line_of_its_reason(tmp_path: Path) -> None:
+    result = MATRIX.result_of(run_directory(tmp_path / "run", exit_reason="it broke\ndetails"), 1, 5)
+    assert (result["status"], result["reason"]) == ("fails", "it broke")
+
+
+def test_results_are_kept_beside_each_other(tmp_path: Path) -> None:
+    first, second, *_ = MATRIX.cells()
+    file = tmp_path / "matrix.json"
+    file.write_text(json.dumps({"a-cell-of-long-ago": RESULT}))
+    MATRIX.keep_result(first, RESULT, file)
+    MATRIX.keep_result(second, {**RESULT, "wall_s": 1}, file)
+    assert set(MATRIX.read_results(file)) == {first.id, second.id}
+    assert MATRIX.read_results(file)[second.id]["wall_s"] == 1
+
+
+def test_the_page_is_what_the_results_give() -> None:
+    assert MATRIX.TABLE.read_text(encoding="utf-8") == MATRIX.render(MATRIX.read_results())
