@@ -82,7 +82,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_model_is_what_the_card_says(made: Path) -> None:
     config = json.loads((made / "model" / "config.json").read_text())
     assert config["architectures"] == ["Qwen3MoeForCausalLM"]
-    assert (config["num_local_experts"], config["num_experts_per_tok"], config["norm_topk_prob"]) == (8, 2, True)
+    assert (config["num_local_experts"], config["num_experts_per_tok"], config["norm_topk_prob"]) == (
+        8,
+        2,
+        True,
+    )
     # Megatron's vocabulary is divided by tensor parallelism, and equals the tokenizer's so that both normalise alike.
     assert config["vocab_size"] % 128 == 0
     card = (RECIPE / "README.md").read_text()
