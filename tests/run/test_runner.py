@@ -40,6 +40,7 @@ class FakeCli:
                     sys.executable,
                     str(FIXTURES / "run_fake.py"),
                     "run",
+                    "--no-gate",  # the fake trainer has no engines to look at
                     str(FIXTURES / "fake_recipe"),
                     *arguments,
                 ],
