@@ -9,42 +9,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from verl_musa.cli.options import DashboardPort, RayPort, RecipeName, RunsDir, Sets, Site, Variants
+
 
 def gate(
-    recipe: Annotated[
-        str,
-        typer.Argument(help="Name, unique prefix or folder of a recipe; NAME@VARIANT+VARIANT for variants."),
-    ],
+    recipe: RecipeName,
     *,
-    variants: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--variant", metavar="NAME", help="Lay this variant over the recipe; may be given again."
-        ),
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override one key of verl's config; may be given again."
-        ),
-    ] = None,
+    variants: Variants = None,
+    sets: Sets = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    site: Annotated[
-        Path | None, typer.Option("--site", metavar="FILE", help="The site.yaml to use.", dir_okay=False)
-    ] = None,
-    runs_dir: Annotated[
-        Path,
-        typer.Option("--runs-dir", metavar="DIR", help="Where run directories are made.", file_okay=False),
-    ] = Path("runs"),
-    ray_port: Annotated[
-        int | None, typer.Option("--ray-port", metavar="PORT", help="Port of Ray; by default a free one.")
-    ] = None,
-    dashboard_port: Annotated[
-        int | None,
-        typer.Option(
-            "--dashboard-port", metavar="PORT", help="Port of Ray's dashboard; by default a free one."
-        ),
-    ] = None,
+    site: Site = None,
+    runs_dir: RunsDir = Path("runs"),
+    ray_port: RayPort = None,
+    dashboard_port: DashboardPort = None,
 ) -> None:
     """Start a recipe's job up to step 1 and check its correctness there; docs/gate.md lists the checks.
 

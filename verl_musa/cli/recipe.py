@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from verl_musa.cli.options import Variants
+
 app = typer.Typer(help="List, show and check recipes.", no_args_is_help=True)
 
 Name = Annotated[
@@ -18,10 +20,6 @@ Name = Annotated[
     typer.Argument(
         help="Name of a recipe, a unique start of it, or the path of its folder; NAME@VARIANT for a variant."
     ),
-]
-Variants = Annotated[
-    list[str] | None,
-    typer.Option("--variant", metavar="NAME", help="Lay this variant over the recipe; may be repeated."),
 ]
 Sets = Annotated[
     list[str] | None,

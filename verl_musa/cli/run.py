@@ -7,27 +7,15 @@ from typing import Annotated
 
 import typer
 
+from verl_musa.cli.options import DashboardPort, RayPort, RecipeName, RunsDir, Sets, Site, Variants
 from verl_musa.run import STALL_MINUTES, RunOptions, run_recipe
 
 
 def run(
-    recipe: Annotated[
-        str,
-        typer.Argument(help="Name, unique prefix or folder of a recipe; NAME@VARIANT+VARIANT for variants."),
-    ],
+    recipe: RecipeName,
     *,
-    variants: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--variant", metavar="NAME", help="Lay this variant over the recipe; may be given again."
-        ),
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override one key of verl's config; may be given again."
-        ),
-    ] = None,
+    variants: Variants = None,
+    sets: Sets = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -37,22 +25,10 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and write the run directory, start nothing.")
     ] = False,
-    site: Annotated[
-        Path | None, typer.Option("--site", metavar="FILE", help="The site.yaml to use.", dir_okay=False)
-    ] = None,
-    runs_dir: Annotated[
-        Path,
-        typer.Option("--runs-dir", metavar="DIR", help="Where run directories are made.", file_okay=False),
-    ] = Path("runs"),
-    ray_port: Annotated[
-        int | None, typer.Option("--ray-port", metavar="PORT", help="Port of Ray; by default a free one.")
-    ] = None,
-    dashboard_port: Annotated[
-        int | None,
-        typer.Option(
-            "--dashboard-port", metavar="PORT", help="Port of Ray's dashboard; by default a free one."
-        ),
-    ] = None,
+    site: Site = None,
+    runs_dir: RunsDir = Path("runs"),
+    ray_port: RayPort = None,
+    dashboard_port: DashboardPort = None,
     stall_minutes: Annotated[
         float, typer.Option("--stall-minutes", min=0.1, help="Longest time without a new training step.")
     ] = STALL_MINUTES,
