@@ -39,7 +39,8 @@ STEPS = 3
 """Steps of a cell: the second one shows that the first one's weights reached the rollout."""
 
 DIFF_LIMIT = 1e-5
-"""Largest allowed difference of a token's probability between trainer and rollout, in float32 (issue: log-probs of float32 trainers)."""
+"""Largest allowed ``rollout_corr/log_ppl_abs_diff`` of float32: how far trainer and rollout are apart in the mean log-probability
+of a response, on average over the responses."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def result_of(run_dir: Path, exit_code: int, seconds: float) -> dict[str, Any]:
     diffs = [
         row["training/rollout_probs_diff_max"] for row in rows if "training/rollout_probs_diff_max" in row
     ]
+    ppl = [row["rollout_corr/log_ppl_abs_diff"] for row in rows if "rollout_corr/log_ppl_abs_diff" in row]
     times = [row["timing_s/step"] for row in rows if "timing_s/step" in row]
     versions = record["versions"]
     return {
@@ -114,6 +116,7 @@ def result_of(run_dir: Path, exit_code: int, seconds: float) -> dict[str, Any]:
         "exit_code": exit_code,
         "reason": str(record.get("exit_reason") or "").splitlines()[0] if exit_code else "",
         "steps": len(diffs),
+        "log_ppl_diff_max": max(ppl, default=None),
         "probs_diff_max": max(diffs, default=None),
         "step_s": min(times, default=None),
         "wall_s": round(seconds),
@@ -148,13 +151,13 @@ def _write(path: Path, text: str) -> None:
 def _row(cell: Cell, result: dict[str, Any] | None) -> str:
     place = f"{cell.trainer} | {cell.rollout} | {cell.model} | {cell.algorithm} | {cell.placement}"
     if cell.reason:
-        return f"| {place} | - | | | | {cell.reason} |"
+        return f"| {place} | - | | | | | {cell.reason} |"
     if result is None:
-        return f"| {place} | ? | | | | not run yet: `{cell.recipe}` |"
+        return f"| {place} | ? | | | | | not run yet: `{cell.recipe}` |"
     if result["status"] != "runs":
-        return f"| {place} | **fails** | | | {result['wall_s']} | `{cell.recipe}`: {result['reason']} |"
+        return f"| {place} | **fails** | | | | {result['wall_s']} | `{cell.recipe}`: {result['reason']} |"
     return (
-        f"| {place} | runs | {result['probs_diff_max']:.1e} | {result['step_s']:.1f} | {result['wall_s']} "
+        f"| {place} | runs | {result['log_ppl_diff_max']:.1e} | {result['probs_diff_max']:.1e} | {result['step_s']:.1f} | {result['wall_s']} "
         f"| `{cell.recipe}` |"
     )
 
@@ -170,14 +173,14 @@ def render(results: dict[str, dict[str, Any]]) -> str:
         "Written by `nox -s matrix` from the results of the runs (docs/matrix.json): do not edit it.",
         "",
         f"Each cell is a whole job of {STEPS} steps on simulated `musa` devices, on one machine without a GPU: real verl, real Ray and the",
-        "engines named. *runs* means: the run succeeded, its workers proved their device, and the trainer's and the rollout's",
-        "probabilities of the sampled tokens differed by no more than the recipe allows at every step. Nothing here ran on Moore Threads",
-        "hardware.",
+        "engines named, float32. *runs* means: the run succeeded, its workers proved their device, and trainer and rollout agreed about the",
+        f"sampled tokens at every step: veRL's `rollout_corr/log_ppl_abs_diff` at most {DIFF_LIMIT:.0e} (first figure, the largest of the steps;",
+        "the second is the largest difference of one token's probability). Nothing here ran on Moore Threads hardware.",
         "",
         f"{run} of {len(every)} cells run; measured {' to '.join(dict.fromkeys((dates[0], dates[-1]))) if dates else 'never'}.",
         "",
-        "| trainer | rollout | model | algorithm | placement | result | largest difference | s a step | s in all | recipe, or reason |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| trainer | rollout | model | algorithm | placement | result | log-prob difference | probability difference | s a step | s in all | recipe, or reason |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *(_row(cell, results.get(cell.id)) for cell in every)]) + "\n"
 

@@ -43,4 +43,4 @@ def test_a_cell_runs(cell: Any, cli: Cli) -> None:  # noqa: F811
     assert code == 0, result["reason"]
     assert result["proven"]
     assert result["steps"] == MATRIX.STEPS
-    assert result["probs_diff_max"] <= MATRIX.DIFF_LIMIT
+    assert result["log_ppl_diff_max"] <= MATRIX.DIFF_LIMIT

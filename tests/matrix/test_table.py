@@ -17,6 +17,7 @@ RESULT = {
     "exit_code": 0,
     "reason": "",
     "steps": 3,
+    "log_ppl_diff_max": 1.5e-7,
     "probs_diff_max": 2.5e-7,
     "step_s": 4.31,
     "wall_s": 150,
@@ -51,12 +52,12 @@ def test_rows_say_what_happened() -> None:
     cell = next(cell for cell in MATRIX.cells() if cell.recipe == "qwen3-tiny-dense")
     text = MATRIX.render({cell.id: RESULT})
     assert (
-        "| FSDP2 | SGLang | dense | GRPO | colocated | runs | 2.5e-07 | 4.3 | 150 | `qwen3-tiny-dense` |"
+        "| FSDP2 | SGLang | dense | GRPO | colocated | runs | 1.5e-07 | 2.5e-07 | 4.3 | 150 | `qwen3-tiny-dense` |"
         in text
     )
     assert "1 of 32 cells run; measured 2026-01-02." in text
     failed = {**RESULT, "status": "fails", "reason": "worker 3 died"}
-    assert "**fails** | | | 150 | `qwen3-tiny-dense`: worker 3 died |" in MATRIX.render({cell.id: failed})
+    assert "**fails** | | | | 150 | `qwen3-tiny-dense`: worker 3 died |" in MATRIX.render({cell.id: failed})
     assert "not run yet: `qwen3-tiny-dense` |" in MATRIX.render({})
 
 
@@ -72,8 +73,22 @@ def run_directory(folder: Path, **record: Any) -> Path:
     (folder / "run.json").write_text(json.dumps(whole))
     rows = [
         {"step": 0, "data": {"val-core/acc": 0.1}},
-        {"step": 1, "data": {"training/rollout_probs_diff_max": 1e-7, "timing_s/step": 9.0}},
-        {"step": 2, "data": {"training/rollout_probs_diff_max": 3e-7, "timing_s/step": 4.0}},
+        {
+            "step": 1,
+            "data": {
+                "training/rollout_probs_diff_max": 1e-7,
+                "rollout_corr/log_ppl_abs_diff": 2e-8,
+                "timing_s/step": 9.0,
+            },
+        },
+        {
+            "step": 2,
+            "data": {
+                "training/rollout_probs_diff_max": 3e-7,
+                "rollout_corr/log_ppl_abs_diff": 1e-8,
+                "timing_s/step": 4.0,
+            },
+        },
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -82,7 +97,7 @@ def run_directory(folder: Path, **record: Any) -> Path:
 def test_a_result_is_read_from_the_run_directory(tmp_path: Path) -> None:
     result = MATRIX.result_of(run_directory(tmp_path / "run"), 0, 99.6)
     assert (result["status"], result["steps"], result["wall_s"]) == ("runs", 2, 100)
-    assert (result["probs_diff_max"], result["step_s"]) == (3e-7, 4.0)
+    assert (result["log_ppl_diff_max"], result["probs_diff_max"], result["step_s"]) == (2e-8, 3e-7, 4.0)
     assert result["versions"] == {"verl": "0.9.1"}
 
 

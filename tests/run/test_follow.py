@@ -106,7 +106,7 @@ def make(run: RunDirectory, record: RunRecord, tmp_path: Path) -> Make:
             "display": Shown(),
             "submission_id": "job",
             "expected": EXPECTED,
-            "probability_limit": 1e-5,
+            "differences": {"rollout_probs_diff_max": 1e-5, "log_ppl_abs_diff_max": 1e-6},
             "limits": Limits(**{**limits, **changes.pop("limits", {})}),
             "tend": lambda: None,
         }
@@ -256,7 +256,15 @@ def test_probabilities_that_part_fail_the_run_at_once(make: Make, run: RunDirect
     with pytest.raises(JobFailedError, match=r"probabilities differ by 2\.00e-05 at step 1"):
         make([("RUNNING", ALIVE)]).follow()
     log(run, 2, **{"training/rollout_probs_diff_max": 2e-5})
-    assert make([("SUCCEEDED", [])], probability_limit=None).follow()
+    assert make([("SUCCEEDED", [])], differences={}).follow()
+
+
+def test_so_do_log_perplexities_that_part(make: Make, run: RunDirectory) -> None:
+    log(run, 1, **{"rollout_corr/log_ppl_abs_diff": 2e-6})
+    prove(run, 11, 12)
+    with pytest.raises(JobFailedError, match=r"differ by 2\.00e-06 at step 1") as caught:
+        make([("RUNNING", ALIVE)]).follow()
+    assert "accept.log_ppl_abs_diff_max" in str(caught.value)
 
 
 def test_a_vanished_engine_is_a_failure_although_ray_sees_nothing(make: Make, run: RunDirectory) -> None:

@@ -24,6 +24,7 @@ def rows(scores: list[float]) -> Rows:
         found[step] = {
             "critic/score/mean": score,
             "training/rollout_probs_diff_max": step * 1e-8,
+            "rollout_corr/log_ppl_abs_diff": step * 3e-9,
             "perf/time_per_step": 100.0 if step == 1 else 2.0,
             "perf/total_num_tokens": 200,
             "actor/perf/max_memory_allocated_gb": step / 10,
@@ -47,6 +48,7 @@ def test_the_figures_of_a_run(record: RunRecord) -> None:
         "validation_first": {"val-core/a/reward/mean@1": 0.1},
         "validation_last": {"val-core/a/reward/mean@1": 0.9},
         "rollout_probs_diff_max": pytest.approx(1e-7),
+        "log_ppl_abs_diff_max": pytest.approx(3e-8),
         "seconds_per_step": 2.0,
         "tokens_per_second": 100.0,
         "device_memory_gib_max": 1.0,
@@ -73,7 +75,16 @@ def test_nothing_logged_gives_an_empty_summary(record: RunRecord) -> None:
             [0.3] * 5 + [0.5] * 5,
             "over that of the first five is not accepted: 1.667",
         ),
-        ({"rollout_probs_diff_max": 1e-9}, [0.5] * 6, "probability difference is not accepted: 6e-08"),
+        (
+            {"log_ppl_abs_diff_max": 1e-9},
+            [0.5] * 3,
+            r"\(rollout_corr/log_ppl_abs_diff\) is not accepted: 9e-09",
+        ),
+        (
+            {"rollout_probs_diff_max": 1e-9},
+            [0.5] * 6,
+            r"\(training/rollout_probs_diff_max\) is not accepted: 6e-08",
+        ),
     ],
 )
 def test_a_missed_bound_fails(

@@ -210,9 +210,13 @@ def check_schedule(subject: Subject) -> Finding:
     old = f"{ahead:g} batch(es) sampled in advance, {steps} update(s) between two syncs"
     fix = f"set num_warmup_batches: 0 and parameter_sync_step: 1 under {SEPARATE}"
     accept = subject.resolved.recipe.accept
-    if ahead and accept is not None and accept.rollout_probs_diff_max is not None:
-        return fail(f"{old}: probabilities of old weights cannot meet accept.rollout_probs_diff_max",
-                    f"{fix}, or remove that bound from recipe.yaml", subject.where(path))  # fmt: skip
+    held = [
+        name for name in ("rollout_probs_diff_max", "log_ppl_abs_diff_max") if getattr(accept, name, None)
+    ]
+    if ahead and held:
+        bounds = " and ".join(f"accept.{name}" for name in held)
+        return fail(f"{old}: probabilities of old weights cannot meet {bounds}",
+                    f"{fix}, or remove from recipe.yaml what cannot be met", subject.where(path))  # fmt: skip
     return warn(f"off policy: {old}", f"{fix} to stay on policy", subject.where(path))
 
 

@@ -46,7 +46,7 @@ def step_line(step: int, total: int | None, data: dict[str, Any], left_s: float 
         ("length", metrics.number(data, "response_length/mean"), ".1f"),
         ("tok/s", metrics.tokens_per_second(data), ".0f"),
         ("device GiB", metrics.device_memory(data), ".2f"),
-        ("prob diff", metrics.number(data, metrics.PROBABILITY_DIFFERENCE), ".1e"),
+        ("prob diff", metrics.number(data, metrics.HELD_EACH_STEP["rollout_probs_diff_max"]), ".1e"),
         ("s/step", metrics.number(data, "perf/time_per_step"), ".1f"),
     ]
     shown += [f"{name} {value:{form}}" for name, value, form in fields if value is not None]

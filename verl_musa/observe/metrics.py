@@ -15,7 +15,12 @@ Rows = dict[int, dict[str, Any]]
 """Step -> verl's metric names and values. Step 0 is the validation before training."""
 
 SCORE = "critic/score/mean"
-PROBABILITY_DIFFERENCE = "training/rollout_probs_diff_max"
+HELD_EACH_STEP = {
+    "rollout_probs_diff_max": "training/rollout_probs_diff_max",
+    "log_ppl_abs_diff_max": "rollout_corr/log_ppl_abs_diff",
+}
+"""Field of the recipe's ``accept`` block -> the metric that it bounds from above at every step: how far the rollout's and
+the trainer's probabilities of the same tokens are apart."""
 TRAINED = "training/global_step"
 
 

@@ -186,6 +186,10 @@ class Accept(_Strict):
     rollout_probs_diff_max: Annotated[float, Field(gt=0)] | None = None
     """Largest ``training/rollout_probs_diff_max`` of any step, held at every step of every run."""
 
+    log_ppl_abs_diff_max: Annotated[float, Field(gt=0)] | None = None
+    """Largest ``rollout_corr/log_ppl_abs_diff`` of any step (mean over sequences of the absolute difference of their mean
+    log-probabilities, rollout against trainer), held likewise. 1e-5 suits float32, 2e-3 bfloat16."""
+
 
 class Variant(_Strict):
     """One ``variants/NAME.yaml``: what is different when the recipe is run with that variant."""

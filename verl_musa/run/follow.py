@@ -6,7 +6,7 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,7 @@ class Follower:
         display: where progress is shown.
         submission_id: the job.
         expected: what the workers have to prove.
-        probability_limit: largest allowed difference between rollout and trainer probabilities; None for any.
+        differences: largest allowed differences between rollout and trainer (keys of ``metrics.HELD_EACH_STEP``).
         limits: bounds of the waits.
         tend: called at each look at Ray, to keep the guardian alive.
         gate_only: whether the job ends after the correctness gate.
@@ -82,7 +82,7 @@ class Follower:
     display: Display
     submission_id: str
     expected: dict[str, Any]
-    probability_limit: float | None
+    differences: Mapping[str, float]
     limits: Limits
     tend: Callable[[], None]
     gate_only: bool = False
@@ -164,15 +164,16 @@ class Follower:
             self._check_probabilities(step, rows[step])
 
     def _check_probabilities(self, step: int, data: dict[str, Any]) -> None:
-        difference = metrics.number(data, metrics.PROBABILITY_DIFFERENCE)
-        limit = self.probability_limit
-        if difference is not None and limit is not None and difference > limit:
-            raise self._failure(
-                f"rollout and trainer disagree: their probabilities differ by {difference:.2e} at step {step}",
-                found=f"{metrics.PROBABILITY_DIFFERENCE} {difference:.2e}",
-                expected=f"at most {limit:.1e} (accept.rollout_probs_diff_max of the recipe)",
-                fix="look at the weight sync first: a rollout engine with old weights shows exactly this",
-            )
+        for name, limit in self.differences.items():
+            metric = metrics.HELD_EACH_STEP[name]
+            difference = metrics.number(data, metric)
+            if difference is not None and difference > limit:
+                raise self._failure(
+                    f"rollout and trainer disagree: their probabilities differ by {difference:.2e} at step {step}",
+                    found=f"{metric} {difference:.2e}",
+                    expected=f"at most {limit:.1e} (accept.{name} of the recipe)",
+                    fix="look at the weight sync first: a rollout engine with old weights shows exactly this",
+                )
 
     def _find_total(self) -> None:
         if self.record.total_steps is None and self.ray.session_dir is not None:

@@ -32,7 +32,7 @@ def summarize(rows: Rows, record: RunRecord) -> dict[str, Any]:
     validations = [found for data in rows.values() if (found := metrics.validation_scores(data))]
     tokens = [value for data in timed.values() if (value := metrics.tokens_per_second(data)) is not None]
     memory = [value for data in steps.values() if (value := metrics.device_memory(data)) is not None]
-    differences = metrics.series(steps, metrics.PROBABILITY_DIFFERENCE)
+    differences = {name: metrics.series(steps, metric) for name, metric in metrics.HELD_EACH_STEP.items()}
     return {
         "steps": len(steps),
         "last_step": max(steps, default=0),
@@ -40,7 +40,7 @@ def summarize(rows: Rows, record: RunRecord) -> dict[str, Any]:
         "score_last5": metrics.mean(scores[-WINDOW:]),
         "validation_first": validations[0] if validations else None,
         "validation_last": validations[-1] if validations else None,
-        "rollout_probs_diff_max": max(differences, default=None),
+        **{name: max(values, default=None) for name, values in differences.items()},
         "seconds_per_step": metrics.mean(metrics.series(timed, "perf/time_per_step")),
         "tokens_per_second": metrics.mean(tokens),
         "device_memory_gib_max": max(memory, default=None),
@@ -71,17 +71,11 @@ def check_accepted(recipe: Recipe, record: RunRecord, summary: dict[str, Any]) -
             expected=f"more than none: the recipe runs on {device.count} devices",
             fix="the workers talked through another backend: look at their proofs in logs/proof",
         )
+    for name, bound in differences_allowed(recipe).items():
+        _hold(f"rollout-against-trainer difference ({metrics.HELD_EACH_STEP[name]})", summary[name], bound, name, upper=True)  # fmt: skip
     accept = recipe.accept
     if accept is None:
         return
-    if accept.rollout_probs_diff_max is not None:
-        _hold(
-            "rollout-against-trainer probability difference",
-            summary["rollout_probs_diff_max"],
-            accept.rollout_probs_diff_max,
-            "rollout_probs_diff_max",
-            upper=True,
-        )
     if _shortened(record):
         return
     first, last = summary["score_first5"], summary["score_last5"]
@@ -95,6 +89,12 @@ def check_accepted(recipe: Recipe, record: RunRecord, summary: dict[str, Any]) -
             accept.score_gain_min,
             "score_gain_min",
         )
+
+
+def differences_allowed(recipe: Recipe) -> dict[str, float]:
+    """The bounds of ``accept`` that hold at every step: field -> largest value (``metrics.HELD_EACH_STEP``)."""
+    bounds = {name: getattr(recipe.accept, name, None) for name in metrics.HELD_EACH_STEP}
+    return {name: bound for name, bound in bounds.items() if bound is not None}
 
 
 def _hold(what: str, value: float | None, bound: float, name: str, *, upper: bool = False) -> None:
@@ -143,6 +143,7 @@ def _lines(record: RunRecord) -> list[tuple[str, str]]:
         ("validation, first", validation("validation_first")),
         ("validation, last", validation("validation_last")),
         ("probability difference, max", figure("rollout_probs_diff_max", ".2e")),
+        ("log perplexity difference, max", figure("log_ppl_abs_diff_max", ".2e")),
         ("seconds a step", figure("seconds_per_step", ".2f")),
         ("tokens a second", figure("tokens_per_second", ".0f")),
         ("device memory, peak GiB", figure("device_memory_gib_max", ".3f")),

@@ -27,7 +27,7 @@ from verl_musa.run.launch import expectation, job_command, job_runtime_env, own_
 from verl_musa.run.patches import collect, plan_digest
 from verl_musa.run.prepare import Prepared, plan, prepare, write_directory
 from verl_musa.run.record import Status
-from verl_musa.run.report import check_accepted, print_summary, summarize, write_report
+from verl_musa.run.report import check_accepted, differences_allowed, print_summary, summarize, write_report
 from verl_musa.run.signals import InterruptedRunError, Signals
 
 INTERRUPTED = 130
@@ -145,7 +145,6 @@ class Runner:
         record.attempt.submission_id = submission_id
         record.set_status("running")
         record.save(run.record)
-        accept = prepared.recipe.accept
         Follower(
             run=run,
             record=record,
@@ -154,7 +153,7 @@ class Runner:
             display=self._display,
             submission_id=submission_id,
             expected={**expectation(prepared.recipe), "patch_plan": plan_digest(prepared.patches)},
-            probability_limit=accept.rollout_probs_diff_max if accept else None,
+            differences=differences_allowed(prepared.recipe),
             limits=self._limits,
             tend=guardian.ensure,
             gate_only=prepared.gate == "only",
