@@ -3,6 +3,7 @@
     nox -s matrix                     # runs every cell that can be run, then writes docs/matrix.md
     nox -s matrix -- -k vllm          # runs some, keeps the others' results
     python ci/matrix.py               # writes docs/matrix.md from the results again
+    python ci/matrix.py RUN ...       # takes runs that ended already as results of their cells
 
 A cell is a recipe with variants; its result is what a whole job of a few steps left in its run directory. Cells that are not run
 carry the reason, as a fact that a reader can look up. Standard library only.
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,13 @@ BASES = {
 
 STEPS = 3
 """Steps of a cell: the second one shows that the first one's weights reached the rollout."""
+
+SHORT = (
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+)
+"""What a cell's run changes in its recipe."""
 
 DIFF_LIMIT = 1e-5
 """Largest allowed ``rollout_corr/log_ppl_abs_diff`` of float32: how far trainer and rollout are apart in the mean log-probability
@@ -122,8 +132,45 @@ def result_of(run_dir: Path, exit_code: int, seconds: float) -> dict[str, Any]:
         "wall_s": round(seconds),
         "proven": bool(record["device"]["proven"]),
         "date": record["created_at"][:10],
+        "commit": (record["git"] or {}).get("commit", "")[:12],
         "versions": {name: versions[name] for name in ("verl", "torch", "sglang") if name in versions},
     }
+
+
+def run_result(run_dir: Path) -> tuple[Cell, dict[str, Any]]:
+    """The cell that a run which has ended belongs to, and its result.
+
+    Raises:
+        ValueError: it goes on, or is no run of a cell: another recipe, other settings, too few steps.
+    """
+    record = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    named = "@".join(filter(None, [record["recipe"]["name"], "+".join(record["recipe"]["variants"])]))
+    found = [cell for cell in cells() if not cell.reason and cell.recipe == named]
+    if not found:
+        raise ValueError(f"{run_dir}: {named} is no cell of the matrix")
+    changed = {text.partition("=")[0] for text in record["sets"]} - {text.partition("=")[0] for text in SHORT}
+    if changed:
+        raise ValueError(
+            f"{run_dir}: the run changed {', '.join(sorted(changed))}, so it is not the cell's own"
+        )
+    if record["status"] not in {"succeeded", "failed"}:
+        raise ValueError(f"{run_dir}: the run is {record['status']}, expected one that succeeded or failed")
+    took = datetime.fromisoformat(record["ended_at"]) - datetime.fromisoformat(record["created_at"])
+    result = result_of(run_dir, 0 if record["status"] == "succeeded" else 1, took.total_seconds())
+    if result["status"] == "runs" and (problem := shortfall(result)):
+        raise ValueError(f"{run_dir}: {problem}")
+    return found[0], result
+
+
+def shortfall(result: dict[str, Any]) -> str:
+    """What a run that ended well lacks to count as a cell that runs; empty for nothing."""
+    if not result["proven"]:
+        return "its workers did not prove their device"
+    if result["steps"] < STEPS:
+        return f"{result['steps']} steps, expected {STEPS} or more"
+    if result["log_ppl_diff_max"] is None or result["log_ppl_diff_max"] > DIFF_LIMIT:
+        return f"log_ppl_abs_diff {result['log_ppl_diff_max']}, expected at most {DIFF_LIMIT:.0e}"
+    return ""
 
 
 def read_results(path: Path = RESULTS) -> dict[str, dict[str, Any]]:
@@ -186,5 +233,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        keep_result(*run_result(Path(argument)))
     _write(TABLE, render(read_results()))
     print(f"wrote {TABLE.relative_to(ROOT)}")

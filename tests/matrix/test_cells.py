@@ -15,14 +15,7 @@ from verl_musa.recipe import load_recipe
 
 MATRIX = load_matrix()
 KEEP = os.environ.get("VERL_MUSA_KEEP_MATRIX") == "1"
-SHORT = (
-    "--set",
-    f"trainer.total_training_steps={MATRIX.STEPS}",
-    "--set",
-    "trainer.val_before_train=false",
-    "--set",
-    "trainer.test_freq=-1",
-)
+SHORT = [word for change in MATRIX.SHORT for word in ("--set", change)]
 
 pytestmark = [pytest.mark.integration, pytest.mark.matrix, pytest.mark.timeout(1500)]
 
@@ -41,6 +34,4 @@ def test_a_cell_runs(cell: Any, cli: Cli) -> None:  # noqa: F811
     if KEEP:
         MATRIX.keep_result(cell, result)
     assert code == 0, result["reason"]
-    assert result["proven"]
-    assert result["steps"] == MATRIX.STEPS
-    assert result["log_ppl_diff_max"] <= MATRIX.DIFF_LIMIT
+    assert MATRIX.shortfall(result) == ""

@@ -68,6 +68,7 @@ def run_directory(folder: Path, **record: Any) -> Path:
         "created_at": "2026-01-02T03:04:05+00:00",
         "device": {"proven": True},
         "versions": {"verl": "0.9.1", "ray": "2.58.0"},
+        "git": {"commit": "0123456789abcdef", "dirty": False},
         **record,
     }
     (folder / "run.json").write_text(json.dumps(whole))
@@ -104,6 +105,46 @@ def test_a_result_is_read_from_the_run_directory(tmp_path: Path) -> None:
 def test_a_failure_keeps_the_first_line_of_its_reason(tmp_path: Path) -> None:
     result = MATRIX.result_of(run_directory(tmp_path / "run", exit_reason="it broke\ndetails"), 1, 5)
     assert (result["status"], result["reason"]) == ("fails", "it broke")
+
+
+ENDED = {
+    "recipe": {"name": "qwen3-tiny-dense", "variants": ["split"]},
+    "sets": list(MATRIX.SHORT),
+    "status": "succeeded",
+    "ended_at": "2026-01-02T03:06:05+00:00",
+}
+
+
+def test_a_run_that_ended_counts_for_its_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MATRIX, "STEPS", 2)
+    cell, result = MATRIX.run_result(run_directory(tmp_path / "run", **ENDED))
+    assert cell.id == "fsdp2-sglang-dense-grpo-split"
+    assert (result["status"], result["wall_s"], result["commit"]) == ("runs", 120, "0123456789ab")
+    cell, result = MATRIX.run_result(
+        run_directory(tmp_path / "other", **{**ENDED, "status": "failed", "exit_reason": "no"})
+    )
+    assert (result["status"], result["reason"]) == ("fails", "no")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": {"name": "mine", "variants": []}}, "mine is no cell"),
+        ({"sets": ["actor_rollout_ref.rollout.n=2"]}, "changed actor_rollout_ref.rollout.n"),
+        ({"status": "running"}, "is running"),
+        ({"device": {"proven": False}}, "did not prove"),
+        ({}, "2 steps, expected 3"),
+    ],
+)
+def test_other_runs_count_for_none(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MATRIX.run_result(run_directory(tmp_path / "run", **{**ENDED, **changes}))
+
+
+def test_engines_that_disagree_do_not_count() -> None:
+    assert MATRIX.shortfall(RESULT) == ""
+    assert "expected at most 1e-05" in MATRIX.shortfall({**RESULT, "log_ppl_diff_max": 2e-5})
+    assert "log_ppl_abs_diff None" in MATRIX.shortfall({**RESULT, "log_ppl_diff_max": None})
 
 
 def test_results_are_kept_beside_each_other(tmp_path: Path) -> None:
