@@ -1,8 +1,9 @@
 """The reward of the recipe qwen3-tiny-ppo: a rule and a reward model, in fixed shares.
 
 verl 0.9.1 loads this file by path and awaits ``compute_score`` for each response, after decoding it without special tokens.
-With a reward model it also passes the address of that model's router and its tokenizer; the two weights come from
-``reward.custom_reward_function.reward_kwargs`` in config.yaml. All numbers of the returned dict become metrics.
+With a reward model it also passes the address of that model's router and its tokenizer; the two weights, and the engine that
+serves the model, come from ``reward.custom_reward_function.reward_kwargs`` in config.yaml. All numbers of the returned dict
+become metrics.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from verl_musa.data.toy.scoring import exact_number
 DATA_SOURCE = "qwen3-tiny-ppo/addition"
 REQUEST_SECONDS = 60.0
 ATTEMPTS = 3
+# Engine -> path, what it is asked beside the text, and the field of its answer. vLLM would make a probability of it by itself.
+ENGINES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "sglang": ("v1/embeddings", {"model": "reward"}, "embedding"),
+    "vllm": ("classify", {"use_activation": False}, "probs"),
+}
 
 
 def probability(logit: float) -> float:
@@ -38,13 +44,15 @@ def judged_text(tokenizer: Any, question: str, answer: str) -> str:
     return text
 
 
-async def ask_model(address: str, text: str) -> float:
-    """Return the reward model's logit for ``text``, from SGLang's embeddings endpoint behind verl's router.
+async def ask_model(address: str, text: str, engine: str = "sglang") -> float:
+    """Return the reward model's logit for ``text``, from its server behind verl's router.
 
-    An answer other than 200 and a broken connection are tried again; RuntimeError says what the last attempt found. An
-    answer of another form than one number raises ValueError at once: the server serves another kind of model.
+    ``engine``, of ENGINES, is what serves it. An answer other than 200 and a broken connection are tried again; RuntimeError
+    says what the last attempt found. An answer of another form than one number raises ValueError at once: the server serves
+    another kind of model.
     """
-    url, last = f"http://{address}/v1/embeddings", ""
+    path, asked, field = ENGINES[engine]
+    url, last = f"http://{address}/{path}", ""
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -52,10 +60,10 @@ async def ask_model(address: str, text: str) -> float:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(url, json={"model": "reward", "input": text}) as response,
+                session.post(url, json={**asked, "input": text}) as response,
             ):
                 if response.status == 200:  # noqa: PLR2004 - HTTP's OK
-                    return _logit(await response.json(), url)
+                    return _logit(await response.json(), field, url)
                 last = f"HTTP {response.status}: {(await response.text())[:300]}"
         except (aiohttp.ClientError, TimeoutError) as error:
             last = f"{type(error).__name__}: {error}"
@@ -64,13 +72,13 @@ async def ask_model(address: str, text: str) -> float:
     )
 
 
-def _logit(answer: Any, url: str) -> float:
+def _logit(answer: Any, field: str, url: str) -> float:
     try:
-        (value,) = answer["data"][-1]["embedding"]
+        (value,) = answer["data"][-1][field]
         return float(value)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
-            f"reward.py: {url} answered {str(answer)[:300]}, expected one number in data[-1].embedding: "
+            f"reward.py: {url} answered {str(answer)[:300]}, expected one number in data[-1].{field}: "
             "serve a sequence classifier with one label"
         ) from error
 
@@ -85,6 +93,7 @@ async def compute_score(
     reward_model_tokenizer: Any = None,
     rule_weight: float = 0.7,
     model_weight: float = 0.3,
+    engine: str = "sglang",
     **kwargs: Any,  # noqa: ARG001 - what later versions of verl may pass
 ) -> dict[str, float]:
     """Return {"score", "acc", "parsed", "rule_score", "model_score"}, all from 0 to 1 if the weights add up to 1.
@@ -94,12 +103,18 @@ async def compute_score(
     names the core validation metric, ``parsed`` tells a wrong answer (1) from one that is no number (0).
 
     ValueError: the data does not belong to this reward (unknown ``data_source``, a ``ground_truth`` that is no number, no
-    question in ``extra_info``), there is no reward model, or it answers something else. RuntimeError: it does not answer.
+    question in ``extra_info``), there is no reward model, it answers something else, or ``engine`` (what serves it, of
+    ENGINES) is unknown. RuntimeError: it does not answer.
     """
     if data_source != DATA_SOURCE:
         raise ValueError(
             f"reward.py: found data_source {data_source!r}, expected {DATA_SOURCE!r}: "
             "use the data of this recipe, or a reward made for that data"
+        )
+    if engine not in ENGINES:
+        raise ValueError(
+            f"reward.py: found engine {engine!r}, expected {' or '.join(ENGINES)}: "
+            "correct reward.custom_reward_function.reward_kwargs"
         )
     rule = exact_number(solution_str, ground_truth)
     question = (extra_info or {}).get("question")
@@ -113,7 +128,7 @@ async def compute_score(
             "set reward.reward_model.enable and enable_resource_pool to true"
         )
     text = judged_text(reward_model_tokenizer, str(question), solution_str)
-    model = probability(await ask_model(reward_router_address, text))
+    model = probability(await ask_model(reward_router_address, text, engine))
     return {
         **rule,
         "score": rule_weight * rule["score"] + model_weight * model,

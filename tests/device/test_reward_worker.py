@@ -12,6 +12,7 @@ with warnings.catch_warnings():
 
     from verl_musa.device import proof, reward_worker
     from verl_musa.device.expect import ExpectationError
+    from verl_musa.device.replica import ProvenReward
 
 
 def test_the_worker_proves_itself_when_verl_has_set_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +39,28 @@ def test_a_worker_on_another_device_does_not_start(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(proof, "prove", refuse)
     with pytest.raises(ExpectationError, match="reward-worker is elsewhere"):
         reward_worker.RewardWorker()
+
+
+class Upstream:
+    """What the mixin needs of verl's replica."""
+
+    def __init__(self, *, is_reward_model: bool) -> None:
+        self.is_reward_model = is_reward_model
+        self.config, self.model_config, self.replica_rank = "rollout", "model", 3
+
+    def get_ray_class_with_init_args(self) -> str:
+        return "verl's"
+
+
+class Replica(ProvenReward, Upstream):
+    """A replica of either engine."""
+
+
+def test_a_rollouts_workers_stay_verls() -> None:
+    assert Replica(is_reward_model=False).get_ray_class_with_init_args() == "verl's"
+
+
+def test_a_reward_models_workers_prove_themselves() -> None:
+    made = Replica(is_reward_model=True).get_ray_class_with_init_args()
+    assert made.cls.__ray_metadata__.modified_class.__mro__[1] is reward_worker.RewardWorker
+    assert made.kwargs == {"rollout_config": "rollout", "model_config": "model", "replica_rank": 3}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.matrix.conftest import load_matrix
+from verl_musa.recipe import Site, load_recipe, resolve
 
 MATRIX = load_matrix()
 RESULT = {
@@ -40,6 +41,24 @@ def test_the_base_recipes_need_no_variant() -> None:
     assert named["megatron-sglang-moe-grpo-colocated"] == "qwen3-tiny-moe"
     assert named["fsdp2-sglang-dense-ppo-colocated"] == "qwen3-tiny-ppo"
     assert named["megatron-vllm-dense-grpo-split"] == "qwen3-tiny-dense@megatron-tp2+vllm+split"
+
+
+COMBINED = [cell.recipe for cell in MATRIX.cells() if not cell.reason and "+" in cell.recipe]
+
+
+@pytest.mark.parametrize("named", COMBINED)
+def test_variants_laid_over_each_other_resolve(named: str) -> None:
+    """One variant at a time is what tests/recipes/test_golden.py looks at."""
+    recipe = load_recipe(str(MATRIX.ROOT / "recipes" / named))
+    resolved = resolve(recipe, run_dir=Path("/runs/r1"), site=Site())
+    config, variables = resolved.config, resolved.runtime_env["env_vars"]
+    actor, critic = config["actor_rollout_ref"]["actor"], config["critic"]
+    assert actor["strategy"] in {"fsdp2", "megatron"}
+    if config["algorithm"]["adv_estimator"] == "gae":
+        assert critic["strategy"] == actor["strategy"]
+    assert config["actor_rollout_ref"]["rollout"]["name"] == ("vllm" if "vllm" in recipe.variants else "sglang")
+    assert recipe.placement == ("split" if "split" in recipe.variants else "colocated")
+    assert variables["MUSA_SIM_DEVICES"] == str(recipe.cluster.devices_per_node)
 
 
 def test_a_cell_without_its_variant_says_which(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

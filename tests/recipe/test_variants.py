@@ -147,6 +147,19 @@ def test_a_variant_may_drop_what_one_before_it_set(folder: Path) -> None:
         do(folder, "undo", "later")
 
 
+def test_a_variant_may_drop_what_another_sets_if_it_is_named(folder: Path) -> None:
+    variant(folder, "undo", "summary: x\ndrop_if_set: [trainer.save_freq, critic.optim]\n")
+    plain = do(folder)
+    assert do(folder, "later").config["trainer"]["save_freq"] == 1
+    for named in (("undo",), ("later", "undo")):
+        assert do(folder, *named).config["trainer"]["save_freq"] == plain.config["trainer"]["save_freq"]
+    # What it says itself is laid over afterwards.
+    variant(
+        folder, "both", "summary: x\ndrop_if_set: [trainer.save_freq]\nconfig: {trainer.save_freq: 7}\n"
+    )
+    assert do(folder, "later", "both").config["trainer"]["save_freq"] == 7
+
+
 def test_pools_belong_to_split_alone(folder: Path) -> None:
     pools = "pools: {trainer: {nodes: 1, devices_per_node: 1}, rollout: {nodes: 1, devices_per_node: 1}}"
     variant(folder, "split", f"summary: x\nrecipe:\n  placement: split\n  {pools}\n")

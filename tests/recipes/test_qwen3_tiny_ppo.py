@@ -152,6 +152,18 @@ def test_the_model_is_asked_for_the_chat_in_its_own_form(server: Server) -> None
     assert server.asked == [{"path": "/v1/embeddings", "model": "reward", "input": text}]
 
 
+def test_a_model_that_vllm_serves_is_asked_as_a_classifier(server: Server) -> None:
+    server.answers = [(200, json.dumps({"data": [{"index": 0, "label": None, "probs": [0.0], "num_classes": 1}]}))]
+    assert score(server, "42", engine="vllm")["model_score"] == 0.5
+    text = "user:17 + 25 = ?|assistant:42"
+    assert server.asked == [{"path": "/classify", "use_activation": False, "input": text}]
+
+
+def test_an_answer_of_the_other_engine_is_refused(server: Server) -> None:
+    with pytest.raises(ValueError, match=r"expected one number in data\[-1\]\.probs"):
+        score(server, "42", engine="vllm")
+
+
 def test_a_server_in_trouble_is_asked_again(server: Server) -> None:
     server.answers = [(503, "{}"), embedding(0.0)]
     assert score(server, "42")["score"] == pytest.approx(0.85)
@@ -201,6 +213,7 @@ def test_a_logit_that_is_no_number_is_refused(server: Server) -> None:
         ({"extra_info": {"question": ""}}, "found no extra_info.question"),
         ({"reward_router_address": None}, "verl passed no reward model"),
         ({"reward_model_tokenizer": None}, "verl passed no reward model"),
+        ({"engine": "trtllm"}, "found engine 'trtllm', expected sglang or vllm"),
     ],
 )
 def test_what_does_not_belong_to_this_reward_is_refused(

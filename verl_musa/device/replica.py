@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 CPU_ENGINE_ENV = "SGLANG_USE_CPU_ENGINE"
 
@@ -31,3 +32,28 @@ def load_vllm_replica() -> type:
     from verl_musa.device.vllm_server import MusaVLLMReplica
 
     return MusaVLLMReplica
+
+
+class ProvenReward:
+    """Mixin of a replica of verl's: the workers that hold a reward model's devices prove themselves."""
+
+    is_reward_model: bool
+    config: Any
+    model_config: Any
+    replica_rank: int
+
+    def get_ray_class_with_init_args(self) -> Any:
+        """Return verl's class of the workers that hold the devices, for a reward model one that proves itself."""
+        if not self.is_reward_model:
+            return super().get_ray_class_with_init_args()  # type: ignore[misc]
+        import ray
+        from verl.single_controller.ray import RayClassWithInitArgs
+
+        from verl_musa.device.reward_worker import RewardWorker
+
+        return RayClassWithInitArgs(
+            cls=ray.remote(RewardWorker),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )

@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 import ray
-from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer, SGLangReplica
 
 from verl_musa.device import proof, sglang_plugin, split
+from verl_musa.device.replica import ProvenReward
 
 logger = logging.getLogger(__name__)
 
@@ -50,22 +50,9 @@ class MusaSGLangHttpServer(SGLangHttpServer):
         return output
 
 
-class MusaSGLangReplica(SGLangReplica):
+class MusaSGLangReplica(ProvenReward, SGLangReplica):
     """verl's replica, starting the server actor above."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(MusaSGLangHttpServer)
-
-    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        """Return verl's class of the workers that hold the devices, one that proves itself for a reward model."""
-        if not self.is_reward_model:
-            return super().get_ray_class_with_init_args()
-        from verl_musa.device.reward_worker import RewardWorker
-
-        return RayClassWithInitArgs(
-            cls=ray.remote(RewardWorker),
-            rollout_config=self.config,
-            model_config=self.model_config,
-            replica_rank=self.replica_rank,
-        )

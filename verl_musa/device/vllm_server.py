@@ -8,6 +8,7 @@ import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from verl_musa.device import proof
+from verl_musa.device.replica import ProvenReward
 from verl_musa.device.vllm_seed import vllm_sampling
 
 
@@ -33,7 +34,7 @@ class MusaVLLMHttpServer(vLLMHttpServer):
         return "verl_musa.device.vllm_worker.MusaWorkerExtension"
 
 
-class MusaVLLMReplica(vLLMReplica):
+class MusaVLLMReplica(ProvenReward, vLLMReplica):
     """verl's replica, starting the server actor above."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

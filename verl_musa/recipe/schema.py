@@ -203,6 +203,9 @@ class Variant(_Strict):
     drop: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Keys of config.yaml, each with all beneath it, that are not taken over (verl's keys, without ``+``)."""
 
+    drop_if_set: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """The same for keys that only some other variant sets; where it is not named, there is nothing to drop."""
+
     config: dict[str, Any] = Field(default_factory=dict)
     """verl's override keys, as in config.yaml, laid over it."""
 

@@ -105,18 +105,24 @@ def lay_over_config(
     overrides = list(base)
     for one in layers:
         for index, key in enumerate(one.variant.drop):
-            kept = [o for o in overrides if o.path != key and not o.path.startswith(f"{key}.")]
+            kept = _without(overrides, key)
             if len(kept) == len(overrides):
                 raise RecipeError(
                     f"variant {one.name!r} drops a key that is not set",
                     where=one.document.where(("drop", index)),
                     found=repr(key),
                     expected="a key of config.yaml, or of a variant before this one, or the start of one up to a dot",
-                    fix="correct or remove the line",
+                    fix="correct or remove the line; a key that only another variant sets belongs under drop_if_set",
                 )
             overrides = kept
+        for key in one.variant.drop_if_set:
+            overrides = _without(overrides, key)
         overrides = layer(overrides, overrides_from(part(one, "config", variables)))
     return overrides
+
+
+def _without(overrides: Sequence[Override], key: str) -> list[Override]:
+    return [o for o in overrides if o.path != key and not o.path.startswith(f"{key}.")]
 
 
 def part(one: Layer, name: str, variables: Variables) -> Document:
