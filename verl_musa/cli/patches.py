@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -150,16 +151,20 @@ def _described(patch: Patch) -> dict[str, Any]:
 
 def _print_report(report: Report) -> None:
     table = Table(title=f"series {report.series}")
-    for name in ("patch", "upstream", "target", "status", "note"):
-        table.add_column(name, overflow="fold")
+    table.add_column("patch", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("target", overflow="fold")
+    upstream = ""
     for row in report.rows:
+        if (found := f"{row.distribution} {row.version}".strip()) != upstream:
+            upstream = found
+            table.add_section()
+            table.add_row(f"[bold]{escape(upstream)}")
         note = row.note
         if row.status == "drift":
             expected = ", ".join(value[:SHORT] for value in row.expected) or "-"
             note = f"{row.note}: found {row.found[:SHORT]}, expected {expected}; {row.where}"
-        table.add_row(
-            row.patch, f"{row.distribution} {row.version}".strip(), row.target, str(row.status), note
-        )
+        table.add_row(row.patch, str(row.status), escape("\n".join(filter(None, [row.target, note]))))
     console = Console()
     console.print(table)
     for gone in report.removable:
