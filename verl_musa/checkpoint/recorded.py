@@ -71,11 +71,8 @@ def differences(found: Recorded, options: ToMcore, *, asked: bool) -> list[str]:
     """
     spec = read_spec(options.source)
     wrong = []
-    # A value model's own head is no fresh one: it comes from the source.
-    if found.target.value_head != (options.value_head and not spec.labels):
-        wrong.append(
-            "it has no value head" if options.value_head else "it has a value head and no output layer"
-        )
+    if found.target.value_head and not options.value_head:
+        wrong.append("it has a value head and no output layer")
     made = found.manifest
     if made is None:
         return wrong

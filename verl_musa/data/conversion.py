@@ -11,7 +11,8 @@ from pathlib import Path
 from verl_musa.checkpoint import ToMcore
 from verl_musa.checkpoint.from_recipe import declared
 from verl_musa.checkpoint.recorded import differences, interrupted, look
-from verl_musa.checks import Check, Finding, fail, ok, unknown
+from verl_musa.checkpoint.spec import read_spec
+from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
 from verl_musa.data import scorers
 from verl_musa.data.subject import Subject
 from verl_musa.recipe.resolution import MEGATRON
@@ -74,6 +75,12 @@ def _finding(options: ToMcore, command: str, *, asked: bool) -> Finding:
         return unknown(
             f"{found.tensors} tensors of this model's shapes, but no conversion.json says what they were made from",
             f"compare them: verl-musa convert verify {options.source} {folder}",
+            folder,
+        )
+    if options.value_head and not found.target.value_head and not read_spec(options.source).labels:
+        return warn(
+            "made from the critic's model with a language model's output layer: verl leaves it out, Megatron-Core alone would not",
+            f"to be sure of a fresh value head, convert anew: {command}",
             folder,
         )
     made = found.manifest
