@@ -88,6 +88,13 @@ def run(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def convert(session: nox.Session) -> None:
+    """Convert the weights that a recipe declares: `nox -s convert -- qwen3-tiny-moe [--variant V] [--dry-run]`."""
+    use_stack(session, "train")
+    session.run(str(STACK_BIN / "verl-musa"), "convert", "recipe", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def build_sim(session: nox.Session) -> None:
     """Build the simulated device and print where it is cached."""
     use_stack(session, "train")

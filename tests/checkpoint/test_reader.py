@@ -86,11 +86,9 @@ def test_damaged_content(converted: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
     folder = TorchDistFolder(converted)
     key = next(
-        index.fqn
-        for index, place in folder._storage.items()
-        if place.relative_path == file.name and index.offset
+        key for (key, offset), place in folder.index.places.items() if place.file == file.name and offset
     )
-    sizes = tuple(folder.tensors[key].size)
+    sizes = folder.tensors[key].shape
     with pytest.raises(CheckpointError, match="a stored tensor cannot be read"):
         folder.read(key, (0,) * len(sizes), sizes)
 

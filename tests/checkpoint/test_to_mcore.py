@@ -59,10 +59,11 @@ def test_every_number_arrives(
 def test_small_pieces_and_many_files(
     make_model: MakeModel, mcore_of: Callable[[str], Tensors], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verl_musa.checkpoint.pieces.PIECE_BYTES", 96)
+    monkeypatch.setattr("verl_musa.checkpoint.pieces.PIECE_BYTES", 32)
     monkeypatch.setattr("verl_musa.checkpoint.pieces.UNIT_BYTES", 2048)
     folder = convert(make_model("moe"), jobs=3)
     assert len(list(folder.glob("*.distcp"))) > 4
+    assert (folder / ".metadata").stat().st_size > 64 << 10  # several frames of its pickle
     require_equal(read_back(folder), mcore_of("moe"))
 
 
@@ -275,7 +276,6 @@ def _plain_env() -> dict[str, str]:
 MEMORY = """\
 import resource, sys
 from pathlib import Path
-import torch
 from verl_musa.checkpoint import ToMcore, to_mcore
 from verl_musa.checkpoint import torch_dist
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -311,7 +311,7 @@ def test_memory_does_not_grow_with_the_model(make_model: MakeModel) -> None:
         timeout=300,
         env=_plain_env(),
     )
-    assert int(done.stdout) < 80 << 20, f"{int(done.stdout) >> 20} MiB"
+    assert int(done.stdout) < 30 << 20, f"{int(done.stdout) >> 20} MiB"
 
 
 _CONFIG = json.dumps(
@@ -325,11 +325,12 @@ _CONFIG = json.dumps(
 )
 
 
-def test_nothing_of_torch_is_needed_to_plan(make_model: MakeModel) -> None:
+def test_nothing_of_torch_is_needed(make_model: MakeModel) -> None:
     source = make_model("moe")
+    out = source.with_name("out")
     code = (
-        "import sys; from pathlib import Path; from verl_musa.checkpoint import ToMcore, plan; "
-        f"plan(ToMcore(source=Path({str(source)!r}), output=Path('out'))); "
+        "import sys; from pathlib import Path; from verl_musa.checkpoint import ToMcore, describe, to_mcore; "
+        f"describe(to_mcore(ToMcore(source=Path({str(source)!r}), output=Path({str(out)!r})))); "
         "heavy = {'torch', 'safetensors', 'transformers', 'numpy'} & set(sys.modules); assert not heavy, heavy"
     )
     started = time.monotonic()

@@ -72,7 +72,7 @@ def test_another_source(pair: Pair, make_model: MakeModel) -> None:
     found = run(other)
     assert found["tensors"].status is Status.OK
     assert found["manifest"].status is Status.FAIL
-    assert "other index_sha256, files" in found["manifest"].evidence
+    assert "other model.safetensors.index.json, model-00001-of-00002" in found["manifest"].evidence
     wrong = Pair(make_model("dense", name="wrong"), pair.checkpoint)
     assert statuses(wrong)["tensors"] == "FAIL"
 

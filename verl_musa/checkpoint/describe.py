@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_musa.checkpoint import manifest
 from verl_musa.checkpoint.folder import PLAN, SUFFIX
+from verl_musa.checkpoint.index import METADATA, read_index
 from verl_musa.checkpoint.safetensors_folder import open_weights
 from verl_musa.checkpoint.spec import CONFIG, read_spec
 from verl_musa.checkpoint.to_hf import find_checkpoint
@@ -36,7 +37,7 @@ def describe(path: Path) -> dict[str, Any]:
         checkpoint, config = find_checkpoint(path, None)
     except CheckpointError:
         checkpoint, config = path, None
-    if (checkpoint / ".metadata").is_file():
+    if (checkpoint / METADATA).is_file():
         return _torch_dist(checkpoint, config)
     if (path / CONFIG).is_file():
         return _hugging_face(path)
@@ -59,19 +60,17 @@ def _hugging_face(path: Path) -> dict[str, Any]:
 
 
 def _torch_dist(path: Path, config: Path | None) -> dict[str, Any]:
-    from verl_musa.checkpoint.torch_dist_reader import TorchDistFolder
-
-    folder = TorchDistFolder(path)
+    index = read_index(path)
     tensors = [
         {
             "name": key,
-            "dtype": str(value.properties.dtype).removeprefix("torch."),
-            "shape": list(value.size),
-            "boxes": len(value.chunks),
+            "dtype": value.dtype,
+            "shape": list(value.shape),
+            "boxes": len(value.boxes),
         }
-        for key, value in sorted(folder.tensors.items())
+        for key, value in sorted(index.tensors.items())
     ]
-    sizes = [file.stat().st_size for file in folder.files() if file.is_file()]
+    sizes = [file.stat().st_size for file in index.files() if file.is_file()]
     return _described("Megatron-Core torch_dist", path, config, tensors, sizes)
 
 

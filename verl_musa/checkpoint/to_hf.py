@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from verl_musa.checkpoint import manifest
 from verl_musa.checkpoint.folder import PartialFolder
 from verl_musa.checkpoint.mapping import (
-    EMBEDDING,
     MAPPING_VERSION,
     OUTPUT,
     Mapped,
     Target,
     mapped_tensors,
-    mcore_shapes,
-    moe_norm_key,
 )
+from verl_musa.checkpoint.recognise import target_of
 from verl_musa.checkpoint.safetensors_folder import INDEX, ITEM_BYTES, SINGLE, open_weights
 from verl_musa.checkpoint.safetensors_writer import SafetensorsWriter
 from verl_musa.checkpoint.spec import CONFIG, ModelSpec, read_spec
@@ -78,7 +76,9 @@ def to_hf(options: ToHf, progress: Progress = lambda _done, _all: None) -> Path:
     types = _types(folder, mapped, options.dtype)
     shards = _shards(mapped, types, options.shard_bytes)
     described = {
-        "checkpoint": sorted((file.name, file.stat().st_size) for file in folder.files() if file.is_file())
+        "checkpoint": sorted(
+            (file.name, file.stat().st_size) for file in folder.index.files() if file.is_file()
+        )
     }
     wanted = {"format": "safetensors", "dtype": options.dtype or "as the checkpoint", "shards": len(shards)}
     partial = PartialFolder(
@@ -142,37 +142,10 @@ def open_checkpoint(path: Path, spec: ModelSpec) -> tuple[TorchDistFolder, Targe
     Raises:
         CheckpointError: it is incomplete, or its tensors are not this model's.
     """
-    from verl_musa.checkpoint.torch_dist_reader import LAYERS, TorchDistFolder
+    from verl_musa.checkpoint.torch_dist_reader import TorchDistFolder
 
     folder = TorchDistFolder(path)
-    embedding = folder.tensors.get(EMBEDDING)
-    rows = embedding.size[0] if embedding is not None else spec.vocab
-    numbered = any(key.startswith(f"{LAYERS}0.") for key in folder.tensors)
-    prefix = f"{LAYERS}0." if numbered else LAYERS
-    layer_spec = "te" if not spec.experts or prefix + moe_norm_key("te") in folder.tensors else "local"
-    output = folder.tensors.get(OUTPUT)
-    critic = output is not None and not spec.labels and tuple(output.size) == (1, spec.hidden)
-    target = Target(layer_spec, max(rows, spec.vocab), critic)
-    wrong = []
-    for key, shape in mcore_shapes(spec, target).items():
-        names = [key]
-        if numbered and key.startswith(LAYERS):
-            names = [f"{LAYERS}{layer}.{key.removeprefix(LAYERS)}" for layer in range(spec.layers)]
-            shape = shape[1:]  # noqa: PLW2901  (one tensor a layer has no axis of layers)
-        for name in names:
-            found = tuple(folder.tensors[name].size) if name in folder.tensors else None
-            if found != shape:
-                wrong.append(f"{name} is {list(found) if found else 'missing'}, expected {list(shape)}")
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""  # noqa: PLR2004
-        raise CheckpointError(
-            "the checkpoint is not this model's",
-            where=str(path),
-            found="; ".join(wrong[:5]) + more,
-            expected=f"the tensors of {spec.architecture} with the numbers of config.json",
-            fix="name the folder of the right model with --config",
-        )
-    return folder, target
+    return folder, target_of(folder.index, spec)
 
 
 def assemble(folder: TorchDistFolder, tensor: Mapped) -> torch.Tensor:
@@ -191,14 +164,14 @@ def as_bytes(tensor: torch.Tensor, dtype: str) -> memoryview:
     """A tensor's bytes as the type that safetensors calls ``dtype``."""
     import torch
 
-    from verl_musa.checkpoint.torch_dist import DTYPES as TORCH
+    from verl_musa.checkpoint.torch_dist_reader import DTYPES as TORCH
 
     return memoryview(tensor.to(TORCH[dtype]).contiguous().view(-1).view(torch.uint8).numpy())
 
 
 def _types(folder: TorchDistFolder, mapped: tuple[Mapped, ...], dtype: str | None) -> dict[str, str]:
     """Name, in safetensors' words, of each tensor's type in the output."""
-    from verl_musa.checkpoint.torch_dist import DTYPES as TORCH
+    from verl_musa.checkpoint.torch_dist_reader import DTYPES as TORCH
 
     if dtype is not None:
         if dtype not in DTYPES:

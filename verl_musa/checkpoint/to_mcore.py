@@ -139,6 +139,17 @@ def plan(options: ToMcore) -> Plan:
     return Plan(spec, target, weights, mcore_shapes(spec, target), dtypes, units)
 
 
+def describe_target(options: ToMcore, target: Target) -> dict[str, Any]:
+    """What the manifest says about what was asked for."""
+    return {
+        "format": "torch_dist",
+        "layer_spec": options.layer_spec,
+        "dtype": options.dtype or "as the source",
+        "vocab_rows": target.vocab_rows,
+        "value_head": options.value_head,
+    }
+
+
 def to_mcore(options: ToMcore, progress: Progress = lambda _done, _all: None) -> Path:
     """Convert, and return the folder.
 
@@ -148,13 +159,9 @@ def to_mcore(options: ToMcore, progress: Progress = lambda _done, _all: None) ->
     ready = plan(options)
     _refuse_other_tied_head(ready)
     source = manifest.describe_source(ready.weights)
-    target = {
-        "format": "torch_dist",
-        "layer_spec": options.layer_spec,
-        "dtype": options.dtype or "as the source",
-        "vocab_rows": ready.target.vocab_rows,
-        "value_head": options.value_head,
-    }
+    target = describe_target(options, ready.target)
+    from verl_musa.checkpoint.torch_dist import seal
+
     folder = PartialFolder(
         options.output, {"source": source, "target": target, "mapping_version": MAPPING_VERSION}
     )
@@ -165,9 +172,12 @@ def to_mcore(options: ToMcore, progress: Progress = lambda _done, _all: None) ->
         folder.require_space(sum(map(ready.output_bytes, rest)))
         records.update(_write(ready, folder, rest, options.jobs, progress))
         checksums = {name: text for record in records.values() for name, text in record["checksums"].items()}
-        write_json(folder.path / manifest.MANIFEST, manifest.make("to-mcore", source, target, checksums))
         copy_small_files(options.source, folder.path / HF_FOLDER)
         _finish(ready, folder, records)
+        output = manifest.describe_output(folder.path)
+        made = manifest.make("to-mcore", source, target, checksums, output)
+        write_json(folder.path / manifest.MANIFEST, made)
+        seal(folder.path)
         folder.commit()
     return options.output
 
@@ -277,23 +287,22 @@ def _write(
 def _write_unit(
     ready: Plan, folder: PartialFolder, unit: int, count: Callable[[int], None]
 ) -> dict[str, Any]:
-    from verl_musa.checkpoint.torch_dist import DTYPES as TORCH
-    from verl_musa.checkpoint.torch_dist import PiecePlanner, write_unit
+    from verl_musa.checkpoint import torch_dist  # not before it is needed: it wants xxhash
 
-    types = {key: TORCH[name] for key, name in ready.dtypes.items()}
-    planner = PiecePlanner(ready.units[unit], ready.weights.path, ready.shapes, types, count)
+    source = torch_dist.Source(ready.weights.path)
     objects = tuple(extra_state_keys(ready.spec, ready.target)) if unit == 0 else ()
-    written = write_unit(folder.path, unit, planner, objects)
+    written = torch_dist.write_unit(
+        folder.path, unit, ready.units[unit], source, ready.dtypes, objects=objects, progress=count
+    )
     return {
         "unit": unit,
         "file": written[0].file,
         "written": [dataclasses.astuple(item) for item in written],
-        "checksums": {name: value.hexdigest() for name, value in planner.hashes.items()},
+        "checksums": {name: value.hexdigest() for name, value in source.hashes.items()},
     }
 
 
 def _finish(ready: Plan, folder: PartialFolder, records: dict[int, dict[str, Any]]) -> None:
-    from verl_musa.checkpoint.torch_dist import DTYPES as TORCH
     from verl_musa.checkpoint.torch_dist import Written, finish
 
     written = []
@@ -302,5 +311,4 @@ def _finish(ready: Plan, folder: PartialFolder, records: dict[int, dict[str, Any
             place = None if offset is None else tuple(offset)
             written.append(Written(key, place, file, start, length))
     boxes = {(piece.part.key, piece.part.offset): piece.part.sizes for unit in ready.units for piece in unit}
-    dtypes = {key: TORCH[name] for key, name in ready.dtypes.items()}
-    finish(folder.path, written, boxes, ready.shapes, dtypes)
+    finish(folder.path, written, boxes, ready.shapes, ready.dtypes)

@@ -1,61 +1,42 @@
-"""The torch_dist format, written by torch's own ``FileSystemWriter`` with tensors that stay in their source files.
+"""Writing the torch_dist format without torch, from tensors that stay in their source files.
 
-Megatron-Core reads such a folder through ``torch.distributed.checkpoint``: ``.metadata`` says which box of which
-tensor lies where in which ``__R_I.distcp`` file, ``metadata.json`` names the format and ``common.pt`` holds what is
-not a tensor (nothing here). A box may have any size: the loader intersects boxes with what each rank needs. Import
-this module only where torch may be: it needs torch, safetensors files and no process group.
+Megatron-Core reads such a folder through ``torch.distributed.checkpoint``: ``.metadata`` says which box of which tensor
+lies where in which ``__R_I.distcp`` file, ``metadata.json`` names the format and ``common.pt`` holds what is not a
+tensor (nothing here). A box may have any size: the loader intersects boxes with what each rank needs.
+
+The files are byte for byte those that torch's own ``FileSystemWriter`` makes of the same boxes (the tests compare them).
+torch is imported only where numbers change their type, which is its arithmetic.
 """
 
 from __future__ import annotations
 
-import io
-import mmap
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
-from torch.distributed.checkpoint import FileSystemWriter
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.storage import WriteResult
 
+from verl_musa.checkpoint import torch_zip
+from verl_musa.checkpoint.index import COMMON, FORMAT, FORMAT_FILE, METADATA, TORCH_NAMES
 from verl_musa.checkpoint.mapping import Shape
 from verl_musa.checkpoint.pieces import Piece
+from verl_musa.checkpoint.safetensors_folder import COPY_AGAIN, ITEM_BYTES
+from verl_musa.checkpoint.torch_pickle import INDEX_PROTOCOL, SAVE_PROTOCOL, Call, Global, Instance, dumps
+from verl_musa.errors import CheckpointError
 from verl_musa.fileio import write_atomic, write_json
 
-FORMAT = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
-"""Content of ``metadata.json``, as Megatron-Core 0.16.1 and 0.18.0 write and expect it."""
+BLOCK = 1 << 20
+"""Bytes read, hashed and written at once: few enough to stay in the processor's cache between the three."""
 
-METADATA = ".metadata"
-FORMAT_FILE = "metadata.json"
-COMMON = "common.pt"
+START_FLUSH = 32 << 20
+"""Bytes after which the disk is told to begin, so that it works while the next ones are read."""
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""torch's types by safetensors' names."""
+INDEX_VERSION = "1.0.0"
+"""torch's name of the index's version."""
 
 Progress = Callable[[int], None]
 
@@ -71,142 +52,162 @@ class Written:
     length: int
 
 
-class FolderWriter(FileSystemWriter):
-    """torch's writer, without the folder's name and a random id in the metadata: the same input gives the same bytes."""
+@dataclass
+class Source:
+    """The source files, and the checksum of every tensor read from them so far.
 
-    def __init__(self, folder: Path) -> None:
-        # Nothing is copied ahead (that is for devices), and the caller decides when to wait for the disk.
-        super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)
-
-    def storage_meta(self) -> StorageMeta | None:
-        """Say nothing about the folder."""
-        return StorageMeta()
-
-
-class PiecePlanner(SavePlanner):
-    """Hands torch's writer one piece after the other, straight from the mapped source file.
-
-    Args:
-        pieces: what to write, in order.
-        source: folder of the source files.
-        shapes: global shape by key.
-        dtypes: type to write, by key.
-        progress: called with the bytes of each piece once it is written.
+    Attributes:
+        folder: where they lie.
+        hashes: by tensor's name; complete once all its pieces were read, in row order.
     """
 
-    def __init__(
-        self,
-        pieces: Sequence[Piece],
-        source: Path,
-        shapes: dict[str, Shape],
-        dtypes: dict[str, torch.dtype],
-        progress: Progress,
-    ) -> None:
-        self.pieces = {(piece.part.key, piece.part.offset): piece for piece in pieces}
-        self.shapes = shapes
-        self.dtypes = dtypes
-        self.hashes: dict[str, Any] = {}
-        self._source = source
-        self._maps: dict[str, mmap.mmap] = {}
-        self._progress = progress
-        self._last: tuple[str, int, int] | None = None
+    folder: Path
+    hashes: dict[str, Any] = field(default_factory=dict)
+    _buffer: bytearray = field(default_factory=lambda: bytearray(BLOCK))
+    _open: dict[str, int] = field(default_factory=dict)
 
-    def set_up_planner(self, *_args: Any, **_kwargs: Any) -> None:
-        """Nothing to set up: the pieces are the plan."""
+    def blocks(self, piece: Piece) -> Iterator[memoryview]:
+        """Read a piece, block by block; each is valid until the next is asked for.
 
-    def create_local_plan(self) -> SavePlan:
-        """Return one write item a piece."""
-        return SavePlan([self._item(piece) for piece in self.pieces.values()])
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the plans as they are; :func:`finish` makes the metadata."""
-        return all_plans, Metadata({})
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan as it is."""
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return a piece's content; the pages of the one before are given back first."""
-        self.release()
-        index = write_item.index
-        if index.offset is None:
-            return empty_object()
-        piece = self.pieces[index.fqn, tuple(index.offset)]
+        Raises:
+            CheckpointError: the file has become shorter.
+        """
         part, entry = piece.part, piece.entry
-        dtype = self.dtypes[part.key]
         if entry is None:
-            return torch.zeros(part.sizes, dtype=dtype)
-        row = entry.nbytes // entry.shape[0]
-        start, count = entry.start + part.start * row, (part.stop - part.start) * row
-        raw = torch.frombuffer(self._map(entry.file), dtype=torch.uint8, count=count, offset=start)
-        self.hashes.setdefault(entry.name, xxhash.xxh3_128()).update(raw.numpy())
-        self._last = (entry.file, start, count)
-        tensor = raw.view(DTYPES[entry.dtype]).view(part.sizes)
-        return tensor.to(dtype)
-
-    def release(self) -> None:
-        """Count the piece before as written and give its pages back, so that memory stays bounded."""
-        if self._last is None:
             return
-        file, start, count = self._last
-        first = start - start % mmap.PAGESIZE
-        self._maps[file].madvise(mmap.MADV_DONTNEED, first, start + count - first)
-        self._progress(count)
-        self._last = None
+        row = entry.nbytes // entry.shape[0]
+        place, stop = entry.start + part.start * row, entry.start + part.stop * row
+        found = self.hashes.setdefault(entry.name, xxhash.xxh3_128())
+        descriptor = self._descriptor(entry.file)
+        whole = memoryview(self._buffer)
+        while place < stop:
+            count = os.preadv(descriptor, [whole[: min(BLOCK, stop - place)]], place)
+            count -= count % ITEM_BYTES[entry.dtype]
+            if count <= 0:
+                raise CheckpointError(
+                    "the weight file has become shorter while it was read",
+                    where=str(self.folder / entry.file),
+                    found=f"no byte {place:,}, in {entry.name}",
+                    fix=COPY_AGAIN,
+                )
+            found.update(whole[:count])
+            place += count
+            yield whole[:count]
 
-    def _map(self, name: str) -> mmap.mmap:
-        if name not in self._maps:
-            with (self._source / name).open("rb") as stream:
-                # A private map: torch wants writable memory, and nothing here writes.
-                self._maps[name] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._maps[name]
+    def close(self) -> None:
+        """Close the files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
 
-    def _item(self, piece: Piece) -> WriteItem:
-        part = piece.part
-        chunk = ChunkStorageMetadata(torch.Size(part.offset), torch.Size(part.sizes))
-        data = TensorWriteData(
-            chunk, TensorProperties(dtype=self.dtypes[part.key]), torch.Size(self.shapes[part.key])
-        )
-        return WriteItem(MetadataIndex(part.key, part.offset), WriteItemType.SHARD, tensor_data=data)
+    def _descriptor(self, name: str) -> int:
+        if name not in self._open:
+            self._open[name] = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            os.posix_fadvise(self._open[name], 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        return self._open[name]
 
 
-def empty_object() -> io.BytesIO:
-    """Return what Megatron-Core saves for a module without state: a list of one None."""
-    stream = io.BytesIO()
-    torch.save([None], stream)
-    return stream
+class _Output:
+    """One output file, which the disk begins to write while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._flushed = 0
+        self.end = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append."""
+        left = memoryview(data)
+        while left:
+            count = os.write(self._descriptor, left)
+            left = left[count:]
+            self.end += count
+        if self.end - self._flushed >= START_FLUSH:
+            # Linux starts to write out dirty pages of a range that is not needed; it drops only those that are clean.
+            os.posix_fadvise(
+                self._descriptor, self._flushed, self.end - self._flushed, os.POSIX_FADV_DONTNEED
+            )
+            self._flushed = self.end
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
 
 
 def write_unit(
-    folder: Path, number: int, planner: PiecePlanner, objects: Sequence[str] = ()
+    folder: Path,
+    number: int,
+    pieces: Sequence[Piece],
+    source: Source,
+    dtypes: dict[str, str],
+    *,
+    objects: Sequence[str] = (),
+    progress: Progress = lambda _count: None,
 ) -> list[Written]:
-    """Write one ``__NUMBER_0.distcp`` file.
+    """Write one ``__NUMBER_0.distcp`` file; the caller flushes it.
 
     Args:
         folder: an existing folder.
         number: the unit's number, in the place where other writers put the rank's.
-        planner: the pieces.
+        pieces: the boxes.
+        source: where their content is.
+        dtypes: safetensors' name of the type to write, by key.
         objects: names of objects without content; they share one copy.
+        progress: called with the bytes of each block once it is written.
 
     Returns:
         Where everything lies, for :func:`finish`.
     """
-    writer = FolderWriter(folder)
-    plan = planner.create_local_plan()
-    if objects:
-        plan.items.insert(0, WriteItem(MetadataIndex(objects[0]), WriteItemType.BYTE_IO))
-    empty = SavePlan([])
-    plans = writer.prepare_global_plan([*([empty] * number), plan])
-    results = writer.write_data(plans[number], planner).wait()
-    planner.release()
-    found = []
-    for result in results:
-        info = result.storage_data
-        offset = None if result.index.offset is None else tuple(result.index.offset)
-        names = [result.index.fqn] if offset is not None else objects
-        found += [Written(name, offset, info.relative_path, info.offset, info.length) for name in names]
-    return found
+    name = f"__{number}_0.distcp"
+    written = []
+    output = _Output(folder / name)
+    try:
+        if objects:
+            output.write(torch_zip.pickled(dumps([None], SAVE_PROTOCOL)))
+            written = [Written(key, None, name, 0, output.end) for key in objects]
+        for piece in pieces:
+            start = output.end
+            _write_piece(output, piece, source, dtypes[piece.part.key], progress)
+            written.append(Written(piece.part.key, piece.part.offset, name, start, output.end - start))
+    finally:
+        output.close()
+        source.close()
+    return written
+
+
+def _write_piece(output: _Output, piece: Piece, source: Source, dtype: str, progress: Progress) -> None:
+    nbytes = piece.items * ITEM_BYTES[dtype]
+    archive, head = torch_zip.begin_tensor(TORCH_NAMES[dtype], piece.part.sizes, nbytes)
+    output.write(head)
+    checksum = 0
+    for block in _content(piece, source, dtype):
+        checksum = zlib.crc32(block, checksum)
+        output.write(block)
+        if piece.entry is not None:
+            progress(len(block) * ITEM_BYTES[piece.entry.dtype] // ITEM_BYTES[dtype])
+    output.write(archive.descriptor(checksum) + archive.close(has_data=True))
+
+
+def _content(piece: Piece, source: Source, dtype: str) -> Iterator[bytes | memoryview]:
+    """A piece's bytes as they are written."""
+    if piece.entry is None:
+        left = piece.items * ITEM_BYTES[dtype]
+        while left:
+            count = min(left, BLOCK)
+            yield bytes(count)
+            left -= count
+    elif piece.entry.dtype == dtype:
+        yield from source.blocks(piece)
+    else:
+        for block in source.blocks(piece):
+            yield _cast(block, piece.entry.dtype, dtype)
+
+
+def _cast(block: memoryview, before: str, after: str) -> memoryview:
+    """The same numbers in another type."""
+    import torch
+
+    numbers = torch.frombuffer(block, dtype=getattr(torch, TORCH_NAMES[before]))
+    return memoryview(numbers.to(getattr(torch, TORCH_NAMES[after])).view(torch.uint8).numpy())
 
 
 def finish(
@@ -214,36 +215,86 @@ def finish(
     written: Iterable[Written],
     boxes: dict[tuple[str, Shape], Shape],
     shapes: dict[str, Shape],
-    dtypes: dict[str, torch.dtype],
+    dtypes: dict[str, str],
 ) -> None:
-    """Write ``.metadata``, ``common.pt`` and, last, ``metadata.json``, which makes the folder a checkpoint.
+    """Write ``.metadata`` and ``common.pt``. What is left is :func:`seal`.
 
     Args:
         folder: where the units lie.
         written: what they hold.
         boxes: size of each box by key and first corner.
         shapes: global shape by key.
-        dtypes: type by key.
+        dtypes: safetensors' name of the type, by key.
     """
-    # Interned, because pickle writes one text that is two objects twice: the bytes must not depend on a resumption.
-    described: dict[str, Any] = {
-        sys.intern(key): TensorStorageMetadata(TensorProperties(dtype=dtypes[key]), torch.Size(shape), [])
+    write_atomic(folder / METADATA, _index(written, boxes, shapes, dtypes))
+    write_atomic(folder / COMMON, torch_zip.pickled(dumps({}, SAVE_PROTOCOL)))
+
+
+def seal(folder: Path) -> None:
+    """Write ``metadata.json``, which makes the folder a checkpoint."""
+    write_json(folder / FORMAT_FILE, FORMAT)
+
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_TENSOR = Global(_METADATA, "TensorStorageMetadata")
+_PROPERTIES = Global(_METADATA, "TensorProperties")
+_BOX = Global(_METADATA, "ChunkStorageMetadata")
+_OBJECT = Global(_METADATA, "BytesStorageMetadata")
+_KEY = Global(_METADATA, "MetadataIndex")
+_PLACE = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+_STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+_CONTIGUOUS = Call(Global(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
+# Pickle writes one text that is two objects twice, and torch's class and torch's types have a text each.
+_SIZE = Global(b"torch".decode(), "Size")
+_TYPES = {name: Global("torch", torch_name) for name, torch_name in TORCH_NAMES.items()}
+
+
+def _index(
+    written: Iterable[Written],
+    boxes: dict[tuple[str, Shape], Shape],
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+) -> bytes:
+    """The index as torch pickles it."""
+
+    def size(shape: Shape) -> Call:
+        return Call(_SIZE, ((*shape,),))  # a tuple of its own: torch's sizes make one each time
+
+    # Interned, so that the bytes do not depend on whether a name comes from here or from the journal of a resumption.
+    described = {
+        sys.intern(key): Instance(
+            _TENSOR,
+            {
+                "properties": Instance(
+                    _PROPERTIES, (_TYPES[dtypes[key]], _STRIDED, False, _CONTIGUOUS, False)
+                ),
+                "size": size(shape),
+                "chunks": [],
+            },
+        )
         for key, shape in shapes.items()
     }
-    results = []
+    places: dict[Instance, Instance] = {}
     for item in sorted(written, key=lambda item: (item.key, item.offset or ())):
         key = sys.intern(item.key)
+        state: dict[str, Any] = {"fqn": key, "index": None}
         if item.offset is None:
-            described[key] = BytesStorageMetadata()
+            described[key] = Instance(_OBJECT)
         else:
-            size = torch.Size(boxes[key, item.offset])
-            described[key].chunks.append(ChunkStorageMetadata(torch.Size(item.offset), size))
-        place = _StorageInfo(sys.intern(item.file), item.start, item.length)
-        results.append(WriteResult(MetadataIndex(key, item.offset), item.length, place))
-    writer = FolderWriter(folder)
-    writer.sync_files = True
-    writer.finish(Metadata(described), [results])
-    common = io.BytesIO()
-    torch.save({}, common)
-    write_atomic(folder / COMMON, common.getvalue())
-    write_json(folder / FORMAT_FILE, FORMAT)
+            box = {"offsets": size(item.offset), "sizes": size(boxes[key, item.offset])}
+            described[key].state["chunks"].append(Instance(_BOX, box))
+            state["offset"] = size(item.offset)
+        place = {"relative_path": sys.intern(item.file), "offset": item.start, "length": item.length}
+        places[Instance(_KEY, state)] = Instance(_PLACE, place)
+    about = Instance(
+        Global(_METADATA, "StorageMeta"),
+        {"checkpoint_id": None, "save_id": None, "load_id": None, "modules": []},
+    )
+    whole = {
+        "state_dict_metadata": described,
+        "planner_data": None,
+        "storage_data": places,
+        "storage_meta": about,
+        "version": INDEX_VERSION,
+    }
+    return dumps(Instance(Global(_METADATA, "Metadata"), whole), INDEX_PROTOCOL)

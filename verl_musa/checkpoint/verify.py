@@ -103,7 +103,7 @@ def check_source(pair: Pair) -> Finding:
 def check_format(pair: Pair) -> Finding:
     """The checkpoint's files are those of the format, whole, and agree with its index."""
     folder, target = pair.opened
-    missing = [file.name for file in folder.files() if not file.is_file()]
+    missing = [file.name for file in folder.index.files() if not file.is_file()]
     if missing:
         return fail(
             f"no {', '.join(missing)}; Megatron-Core 0.16 and 0.18 need it, 0.19 writes none",
@@ -125,7 +125,7 @@ def check_format(pair: Pair) -> Finding:
 
 def check_tensors(pair: Pair) -> Finding:
     """Every tensor's content is the source's, after the inverse mapping."""
-    from verl_musa.checkpoint.torch_dist import DTYPES as TORCH
+    from verl_musa.checkpoint.torch_dist_reader import DTYPES as TORCH
 
     folder, _ = pair.opened
     names = {value: name for name, value in TORCH.items()}
@@ -180,13 +180,15 @@ def check_manifest(pair: Pair) -> Finding:
     found = manifest.read(folder.path)
     if found is None:
         return unknown("no conversion.json: not made by verl-musa convert, or it was left out of a copy")
-    now = manifest.describe_source(pair.weights)
     where = str(folder.path / manifest.MANIFEST)
-    if found["source"] != now:
-        changed = ", ".join(key for key in now if found["source"].get(key) != now[key])
+    changed = manifest.other_source(found, pair.weights)
+    if changed:
         return fail(
             f"made from another source: other {changed}", "name the source that it was made from", where
         )
+    changed = manifest.other_output(found, folder.path)
+    if changed:
+        return fail(f"files have changed since: {changed}", "convert the weights again", where)
     wrong = [
         name
         for name, text in found["tensors"].items()
@@ -246,7 +248,7 @@ def _source_bytes(weights: WeightFolder, name: str, dtype: str) -> memoryview:
     """A source tensor's bytes, changed to the type that safetensors calls ``dtype``."""
     import torch
 
-    from verl_musa.checkpoint.torch_dist import DTYPES as TORCH
+    from verl_musa.checkpoint.torch_dist_reader import DTYPES as TORCH
 
     entry = weights.entries[name]
     with (weights.path / entry.file).open("rb") as stream:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from verl_musa.cli.options import RecipeName, Sets, Site, Variants
+
 if TYPE_CHECKING:
     from verl_musa.checkpoint.to_mcore import Progress
 
@@ -20,6 +22,7 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (with a 'schema' number) for programs.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Files written at once.")]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="float32, float16 or bfloat16; default: as the source.")
 ]
@@ -50,7 +53,7 @@ def to_mcore(
     etp: Annotated[int | None, typer.Option("--etp", min=1, help="Experts' TP; default: --tp.")] = None,
     world: Annotated[int | None, typer.Option("--world", min=1, help="Devices in all.")] = None,
     resume: Resume = False,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Files written at once.")] = 2,
+    jobs: Jobs = 2,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check only; read and write no weights.")
     ] = False,
@@ -79,6 +82,37 @@ def to_mcore(
     with _progress("converting") as progress:
         folder = convert(options, progress)
     typer.echo(f"{folder}: verify it with: verl-musa convert verify {source} {folder}")
+
+
+@app.command("recipe")
+def recipe_(
+    recipe: RecipeName,
+    *,
+    variants: Variants = None,
+    sets: Sets = None,
+    site: Site = None,
+    resume: Resume = False,
+    jobs: Jobs = 2,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; convert nothing.")] = False,
+) -> None:
+    """Convert the weights that a recipe declares, as it declares them; what is there already is checked, not redone."""
+    from verl_musa.checkpoint.from_recipe import convert_recipe
+    from verl_musa.recipe import ensure_assets, load_recipe, load_site, resolve
+
+    found = load_recipe(recipe, variants=variants or ())
+    if not found.conversion:
+        typer.echo(f"{found.title} declares no conversion: its trainer loads Hugging Face weights")
+        return
+    run_dir = Path("runs", found.name, "RUN-ID")
+    resolved = resolve(found, run_dir=run_dir, site=load_site(site), sets=sets or ())
+    if found.assets is not None:
+        ensure_assets(found, progress=lambda line: typer.echo(line, err=True))
+    with _progress("converting") as progress:
+        made = convert_recipe(
+            resolved, jobs=jobs, resume=resume, dry_run=dry_run, say=typer.echo, progress=progress
+        )
+    for one in made:
+        typer.echo(f"verify it with: verl-musa convert verify {one.options.source} {one.options.output}")
 
 
 @app.command("to-hf")

@@ -1,4 +1,4 @@
-"""Checks of what a recipe names - model, prompts, reward function, sizes - before anything is started.
+"""Checks of what a recipe names - model, checkpoints, prompts, reward function, sizes - before anything is started.
 
 Public face: :func:`check_recipe` for the results, :func:`require` to stop at the first failure.
 """
@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verl_musa.checks import Result, Status, run_checks
-from verl_musa.data import arithmetic, model, parquet, placement, placement_memory, reward, scorers, server
+from verl_musa.data import (
+    arithmetic,
+    conversion,
+    model,
+    parquet,
+    placement,
+    placement_memory,
+    reward,
+    scorers,
+    server,
+)
 from verl_musa.data.subject import Subject
 from verl_musa.errors import DataError
 from verl_musa.recipe import Resolved
@@ -17,6 +27,7 @@ __all__ = ["CHECKS", "check_recipe", "require"]
 
 CHECKS = (
     *model.CHECKS,
+    *conversion.CHECKS,
     *parquet.CHECKS,
     *reward.CHECKS,
     *scorers.CHECKS,

@@ -11,7 +11,8 @@ import math
 from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
 from verl_musa.data.parquet import count_rows
 from verl_musa.data.placement import rollout_pool
-from verl_musa.data.subject import OPEN, Subject
+from verl_musa.data.subject import Subject
+from verl_musa.recipe.resolution import OPEN
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from verl_musa.checks import Finding, unknown
 from verl_musa.errors import DataError
 from verl_musa.recipe import Resolved
-
-OPEN = "???"
-"""OmegaConf's mark for a value that must still be given."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +26,7 @@ class Subject:
 
     def select(self, path: str, default: Any = None) -> Any:
         """Value of ``path`` in verl's config, interpolations resolved; ``default`` where unset, open or unresolvable."""
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        try:
-            value = OmegaConf.select(self._config, path)
-            if OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value, resolve=True)
-        except OmegaConfBaseException:
-            return default
-        return default if value is None or value == OPEN else value
-
-    @cached_property
-    def _config(self) -> Any:
-        from omegaconf import OmegaConf
-
-        return OmegaConf.create(self.resolved.config)
+        return self.resolved.select(path, default)
 
     def where(self, path: str) -> str:
         """``file:line`` or option that set ``path``."""

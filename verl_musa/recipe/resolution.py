@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ from verl_musa.recipe.variants import lay_over_config, part
 CONFIG_FILE = "config.yaml"
 RUNTIME_ENV_FILE = "runtime_env.yaml"
 SEED_NAMES = ("seed", "data_loader_seed")
+OPEN = "???"
+"""OmegaConf's mark for a value that must still be given."""
+
+MEGATRON = {
+    "actor": "actor_rollout_ref.actor.megatron",
+    "ref": "actor_rollout_ref.ref.megatron",
+    "critic": "critic.megatron",
+}
+"""Where verl's config has the Megatron engine of each role."""
+
 PROTECTED_VARIABLES = ("VERL_MUSA_RUN_ID", "VERL_MUSA_RUN_DIR", "VERL_MUSA_EXPECT")
 """Set by the run itself; a recipe that set them could make a wrong device look right."""
 
@@ -46,6 +57,25 @@ class Resolved:
     config: dict[str, Any]
     runtime_env: dict[str, Any]
     seed: int
+
+    def select(self, path: str, default: Any = None) -> Any:
+        """Value of ``path`` in verl's config, interpolations resolved; ``default`` where unset, open or unresolvable."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            value = OmegaConf.select(self._tree, path)
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True)
+        except OmegaConfBaseException:
+            return default
+        return default if value is None or value == OPEN else value
+
+    @cached_property
+    def _tree(self) -> Any:
+        from omegaconf import OmegaConf
+
+        return OmegaConf.create(self.config)
 
     def origin(self, path: str) -> str:
         """Where ``path`` of ``config`` was set: an override's origin, or verl's default."""
@@ -121,7 +151,11 @@ def _fill(recipe: Recipe, variables: Variables) -> Recipe:
             for name in ("train", "val")
         }
     )
-    return recipe.model_copy(update={**models, "data": data})
+    conversion = tuple(
+        one.model_copy(update={"output": path(("conversion", index, "output"), one.output)})
+        for index, one in enumerate(recipe.conversion)
+    )
+    return recipe.model_copy(update={**models, "data": data, "conversion": conversion})
 
 
 def _absolute(text: str, recipe: Recipe, location: Location) -> Path:
@@ -186,6 +220,7 @@ def _derived(recipe: Recipe, run_dir: Path, seeds: Sequence[str]) -> list[Overri
             ("reward.reward_model.enable", True, ("reward_model",)),
             ("reward.reward_model.model_path", recipe.reward_model.path, ("reward_model", "path")),
         ]
+    values += _checkpoints(recipe)
     if recipe.reward is not None:
         values += [
             ("reward.custom_reward_function.path", str(recipe.reward_file), ("reward", "file")),
@@ -194,6 +229,19 @@ def _derived(recipe: Recipe, run_dir: Path, seeds: Sequence[str]) -> list[Overri
     return [
         Override(key, value, recipe.document.where(location), forced=True) for key, value, location in values
     ]
+
+
+def _checkpoints(recipe: Recipe) -> list[tuple[str, Any, Location]]:
+    """Where verl's Megatron engine loads converted weights from."""
+    values: list[tuple[str, Any, Location]] = []
+    for index, one in enumerate(recipe.conversion):
+        for role in one.roles:
+            prefix = MEGATRON[role]
+            values += [
+                (f"{prefix}.use_dist_checkpointing", True, ("conversion", index, "roles")),
+                (f"{prefix}.dist_checkpointing_path", one.output, ("conversion", index, "output")),
+            ]
+    return values
 
 
 def _sizes(recipe: Recipe) -> list[tuple[str, Any, Location]]:
