@@ -98,7 +98,9 @@ def _lint_source(source: Source, wanted: frozenset[str]) -> Report:
         analysis = _READERS[source.kind](source)
     except (SyntaxError, yaml.YAMLError, RecursionError) as error:
         return _unreadable(source, error, wanted)
-    analysis.findings = unique(iter([*analysis.findings, *texts.secret_findings(source)]))
+    known = {one.line for one in analysis.findings if one.rule is rules.SECRET}
+    secrets = [one for one in texts.secret_findings(source) if one.line not in known]
+    analysis.findings = unique(iter([*analysis.findings, *secrets]))
     standing, waived = waivers.apply(source, analysis, wanted)
     return Report(
         findings=[one for one in standing if one.rule.id in wanted],

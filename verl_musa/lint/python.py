@@ -14,7 +14,7 @@ from verl_musa.lint import rules, texts
 from verl_musa.lint.model import Analysis, Comment, Finding, Rule, Source
 from verl_musa.lint.paths import UNKNOWN_PART, judge
 from verl_musa.lint.python_fold import Fold, dotted, last_name
-from verl_musa.lint.python_place import Place, Places
+from verl_musa.lint.python_place import Place, Places, is_command_call
 from verl_musa.lint.words import word_set
 
 _SAVERS: Final = {"save": 1, "savez": 0, "savez_compressed": 0, "savetxt": 0, "dump": 1, "save_file": 1}
@@ -30,6 +30,7 @@ _BREAKPOINTS: Final = re.compile(
 _DEBUG_NAME: Final = re.compile(
     r"(?:^|[_./-])(?:debug|dbg|dump|dumped|tmp|temp|foo|bar|aaa|xxx)\d*(?=[_./-]|$)", re.IGNORECASE
 )
+_KILLED: Final = re.compile(r"(?:^|[;&|])\s*(?:sudo\s+)?(?:pkill|killall)\b(?!.*\s(?:-[PFgs]|--parent|--pidfile)\b)[^;&|]*")
 _DEVICES: Final = ("/dev/", "/proc/", "/sys/")
 
 
@@ -92,6 +93,8 @@ class _Reader:
         name = dotted(call.func)
         if _BREAKPOINTS.fullmatch(name):
             yield self._finding(rules.DEBUG_BREAKPOINT, call, f"{name}()")
+        if is_command_call(call) and call.args and (ended := _KILLED.search(_command_text(call.args[0]))):
+            yield self._finding(rules.KILL_BY_NAME, call, ended[0].strip())
         target = _written(call)
         if target is None or target in self._done:
             return
@@ -106,6 +109,12 @@ class _Reader:
         return self._source.finding(
             rule, node.lineno, node.col_offset + 1, message, statement=self._places.statement(node)
         )
+
+
+def _command_text(node: ast.expr) -> str:
+    """The command line that a call is given, as one text or as a list of its words."""
+    parts = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    return " ".join(Fold(part).text or UNKNOWN_PART for part in parts)
 
 
 def _written(call: ast.Call) -> ast.expr | None:

@@ -183,7 +183,7 @@ def _in_call(child: ast.AST, call: ast.Call) -> Place | None:
     name, last = dotted(call.func), last_name(call.func)
     if child is call.func:
         return None
-    if name in _COMMAND_CALLS or last in _COMMAND_METHODS:
+    if is_command_call(call):
         return Place.COMMAND
     first = bool(call.args) and call.args[0] is child
     if _opens_nothing(name, last, first=first):
@@ -192,6 +192,11 @@ def _in_call(child: ast.AST, call: ast.Call) -> Place | None:
         return _by_option(child, call)
     opened = (first and last in _PATH_CALLS) or name in ("sys.path.insert", "sys.path.append")
     return Place.PATH if opened else None
+
+
+def is_command_call(call: ast.Call) -> bool:
+    """Whether the call runs what it is given as a command."""
+    return dotted(call.func) in _COMMAND_CALLS or last_name(call.func) in _COMMAND_METHODS
 
 
 def _opens_nothing(name: str, last: str, *, first: bool) -> bool:

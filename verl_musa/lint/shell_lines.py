@@ -13,7 +13,7 @@ from verl_musa.lint.model import Finding, Source
 from verl_musa.lint.shell_tree import find
 
 _CONTINUES: Final = re.compile(r"(?<!\\)(?:\\\\)*\\$")
-_BLANK: Final = re.compile(r"(?<!\\)(?:\\\\)*\\[ \t]+$")
+_BLANK: Final = re.compile(r"(?<!\\)(?:\\\\)*\\[ \t]+(#.*)?$")
 _OPERATOR: Final = re.compile(r"(?:\||&&)\s*\\$")
 _OPTION: Final = re.compile(
     r"\s*(?:-{1,2}[A-Za-z]|\+{1,2}[\w.]+=|[\"']?\$[@{*A-Za-z]|[\w-]+\.[\w.-]+=|\"\$@\")"
@@ -40,8 +40,9 @@ def findings(source: Source, root: Node) -> Iterator[Finding]:
             )
     for row, line in enumerate(source.lines[:-1]):
         found = _BLANK.search(line)
-        if found and row not in comments and row + 1 not in inside and source.lines[row + 1].strip():
-            message = "a blank follows the backslash at the end of the line"
+        commented = row in comments and comments[row].start_point.column <= (found.start() if found else 0)
+        if found and not commented and row + 1 not in inside and source.lines[row + 1].strip():
+            message = f"{'a comment' if found[1] else 'a blank'} follows the backslash at the end of the line"
             yield source.finding(
                 rules.BLANK_AFTER_BACKSLASH,
                 row + 1,
