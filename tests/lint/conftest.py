@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import random
+import hashlib
 import re
 import string
 from collections.abc import Callable
@@ -14,7 +14,8 @@ LETTERS = string.ascii_letters + string.digits
 
 
 def _token(prefix: str, length: int, letters: str = LETTERS) -> str:
-    return prefix + "".join(random.Random(prefix + str(length)).choices(letters, k=length))
+    digest = hashlib.sha512(f"{prefix}{length}".encode()).digest()
+    return prefix + "".join(letters[byte % len(letters)] for byte in digest[:length])
 
 
 TOKENS = {
@@ -38,9 +39,8 @@ def read_archive(name: str) -> list[Member]:
     parts = re.split(r"(?m)^== (\S+) ==(.*)\n", (HERE / f"{name}.txtar").read_text(encoding="utf-8"))[1:]
     members = []
     for file, expected, text in zip(parts[0::3], parts[1::3], parts[2::3], strict=True):
-        for token, value in TOKENS.items():
-            text = text.replace(f"{{{token}}}", value)
-        members.append(Member(file, tuple(expected.split()), text))
+        filled = re.sub(r"\{(\w+)\}", lambda found: TOKENS.get(found[1], found[0]), text)
+        members.append(Member(file, tuple(expected.split()), filled))
     return members
 
 

@@ -66,7 +66,9 @@ class PathHit(NamedTuple):
     path: str
 
 
-def judge(path: str, *, used_as_path: bool = False, in_image: bool = False) -> PathHit | None:
+def judge(
+    path: str, *, used_as_path: bool = False, in_image: bool = False, only_known_roots: bool = False
+) -> PathHit | None:
     """Say which rule one path breaks, if any.
 
     Args:
@@ -74,6 +76,7 @@ def judge(path: str, *, used_as_path: bool = False, in_image: bool = False) -> P
         used_as_path: the place says that it is a path (an argument of ``open``, a name such as ``data_dir``), so that
             absolute paths of an unknown root count too.
         in_image: it is read inside a container image, whose own folders are not a machine's.
+        only_known_roots: it stands in a unit test, where paths such as ``/models/x`` are made up and never opened.
     """
     path = path.strip().removeprefix("file://")
     if _PLACEHOLDER.search(path) or re.search(r"[\s\\|^*]", path):
@@ -83,12 +86,14 @@ def judge(path: str, *, used_as_path: bool = False, in_image: bool = False) -> P
     parts = [part for part in path.split("/") if part]
     if not path.startswith("/") or path.startswith("//") or not parts or not re.match(r"[\w.]", parts[0]):
         return None
-    person = _person(path)
-    if person:
+    if _person(path, parts[0]):
         return PathHit(rules.PATH_USER, path)
     if in_image:
-        return PathHit(rules.PATH_MACHINE, path) if _NETWORK_ROOT.fullmatch(parts[0]) else None
-    return PathHit(rules.PATH_MACHINE, path) if _of_a_machine(path, parts, used_as_path) else None
+        found = bool(_NETWORK_ROOT.fullmatch(parts[0]))
+    else:
+        believed = bool(_SITE_ROOT.fullmatch(parts[0])) or not only_known_roots
+        found = believed and _of_a_machine(path, parts, used_as_path)
+    return PathHit(rules.PATH_MACHINE, path) if found else None
 
 
 def _of_a_machine(path: str, parts: list[str], used_as_path: bool) -> bool:
@@ -106,19 +111,14 @@ def _of_a_machine(path: str, parts: list[str], used_as_path: bool) -> bool:
     return used_as_path and enough and not any(_ROUTE_PART.fullmatch(part) for part in parts)
 
 
-def _person(path: str) -> str:
+def _person(path: str, root: str) -> str:
     """The name of a person in ``path``; empty where there is none."""
-    for pattern in (_HOMES, _SITE_HOMES):
-        found = pattern.match(path)
-        name = found[1] if found else ""
-        if (
-            name
-            and UNKNOWN_PART not in name
-            and name.lower() not in _SERVICE_ACCOUNTS
-            and re.match(r"\w", name)
-        ):
-            return name
-    return ""
+    found = _HOMES.match(path)
+    if found is None and (_SITE_ROOT.fullmatch(root) or _COMMON_ROOT.fullmatch(root)):
+        found = _SITE_HOMES.match(path)
+    name = found[1] if found else ""
+    known = UNKNOWN_PART in name or name.lower() in _SERVICE_ACCOUNTS or not re.match(r"\w", name)
+    return "" if known else name
 
 
 def _judge_home(path: str) -> PathHit | None:
@@ -130,9 +130,14 @@ def _judge_home(path: str) -> PathHit | None:
     return PathHit(rules.PATH_HOME, path) if rest.strip("/") and rest[0] not in f".{UNKNOWN_PART}" else None
 
 
-def inside(text: str, *, used_as_path: bool = False, in_image: bool = False) -> Iterator[PathHit]:
-    """The faults among the paths that stand in ``text``, such as a command line or ``key=/path`` pairs."""
+def inside(text: str, **reading: bool) -> Iterator[PathHit]:
+    """The faults among the paths that stand in ``text``, such as a command line or ``key=/path`` pairs.
+
+    Args:
+        text: the folded text.
+        reading: how each path is read: the options of :func:`judge`.
+    """
     for found in _TOKEN.finditer(text):
-        hit = judge(found[1].rstrip("."), used_as_path=used_as_path, in_image=in_image)
+        hit = judge(found[1].rstrip("."), **reading)
         if hit is not None:
             yield hit

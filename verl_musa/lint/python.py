@@ -8,6 +8,7 @@ import re
 import tokenize
 import warnings
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Final
 
 from verl_musa.lint import rules, texts
@@ -30,7 +31,10 @@ _BREAKPOINTS: Final = re.compile(
 _DEBUG_NAME: Final = re.compile(
     r"(?:^|[_./-])(?:debug|dbg|dump|dumped|tmp|temp|foo|bar|aaa|xxx)\d*(?=[_./-]|$)", re.IGNORECASE
 )
-_KILLED: Final = re.compile(r"(?:^|[;&|])\s*(?:sudo\s+)?(?:pkill|killall)\b(?!.*\s(?:-[PFgs]|--parent|--pidfile)\b)[^;&|]*")
+_KILLED: Final = re.compile(
+    r"(?:^|[;&|])\s*(?:sudo\s+)?(?:pkill|killall)\b(?!.*\s(?:-[PFgs]|--parent|--pidfile)\b)[^;&|]*"
+)
+_TEST: Final = re.compile(r"test_.*\.py|.*_test\.py|conftest\.py")
 _DEVICES: Final = ("/dev/", "/proc/", "/sys/")
 
 
@@ -62,6 +66,7 @@ class _Reader:
         self._tree = tree
         self._places = Places(tree)
         self._done: set[ast.AST] = set()
+        self._is_test = bool(_TEST.fullmatch(PurePath(source.file).name))
 
     def findings(self) -> Iterator[Finding]:
         """Everything that is wrong in the module; outer expressions come before the parts that they are made of."""
@@ -80,11 +85,15 @@ class _Reader:
             return
         line, column, statement = node.lineno, node.col_offset + 1, self._places.statement(node)
         words = bool(re.search(r"\s", text.strip()))
-        if place is Place.COMMAND:
-            yield from texts.path_findings(self._source, text, line, column, statement=statement)
-        elif not words:
+        if place is Place.COMMAND or not words:
             yield from texts.path_findings(
-                self._source, text, line, column, statement=statement, used_as_path=place is Place.PATH
+                self._source,
+                text,
+                line,
+                column,
+                statement=statement,
+                used_as_path=place is Place.PATH,
+                only_known_roots=self._is_test,
             )
         if (place is Place.COMMAND or not words) and not self._places.is_version(node):
             yield from texts.address_findings(self._source, text, line, column, statement=statement)

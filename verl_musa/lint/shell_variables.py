@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -28,6 +27,7 @@ _KNOWN_PREFIXES: Final = tuple(
         " MUSA_ MTHREADS_ NCCL_ MCCL_ VERL_ COMP_"
     )
 )
+_SETTERS: Final = word_set("read mapfile readarray getopts let local export declare typeset unset")
 _HANDLED: Final = frozenset({":-", "-", ":=", "=", ":?", "?", ":+", "+"})
 _SETTING: Final = frozenset({":=", "=", ":?", "?"})
 _NOUNSET: Final = re.compile(
@@ -110,31 +110,18 @@ def _set_here(root: Node, commands: Sequence[Command]) -> set[str]:
             names.update(_ARITHMETIC.findall(text))
     for command in commands:
         names.update(_set_by(command))
-    for node in find(
-        root, frozenset({"unary_expression"})
-    ):  # [ -z "$X" ]: the script looks whether it is set
-        names.update(_NAME.findall(written(node)) if node.children[0].type == "test_operator" else ())
+    for test in find(
+        root, frozenset({"test_command"})
+    ):  # [ -z "$X" ], [[ $X == 1 ]]: empty is one of the cases
+        names.update(_used(node)[0] for node in find(test, VARIABLES))
     return names
 
 
 def _set_by(command: Command) -> Iterator[str]:
-    if command.name in (
-        "read",
-        "mapfile",
-        "readarray",
-        "getopts",
-        "let",
-        "local",
-        "export",
-        "declare",
-        "typeset",
-        "unset",
-    ):
+    if command.name in _SETTERS:
         for word in command.words:
             yield from _NAME.findall(word.text)[:1] if not word.text.startswith("-") else ()
     if command.name == "printf" and len(command.words) > 1 and command.words[0].text == "-v":
         yield command.words[1].text
-    if command.name in ("[", "test") and len(command.words) > 1:
-        for before, word in itertools.pairwise(command.words):
-            if before.text in ("-z", "-n", "-v"):
-                yield from _NAME.findall(written(word.node))[:1]
+    if command.name == "test":
+        yield from (_used(node)[0] for word in command.words for node in find(word.node, VARIABLES))

@@ -20,19 +20,14 @@ _CARD: Final = re.compile(r"=?[a-z]+\d*_(?:bond_)?\d+(?::\d+)?")
 
 
 def path_findings(
-    source: Source,
-    text: str,
-    line: int,
-    column: int,
-    *,
-    statement: int = 0,
-    used_as_path: bool = False,
-    in_image: bool = False,
+    source: Source, text: str, line: int, column: int, *, statement: int = 0, **reading: bool
 ) -> Iterator[Finding]:
-    """Findings about the paths in ``text``: as one path, else as a line that holds some."""
-    whole = paths.judge(text, used_as_path=used_as_path, in_image=in_image)
-    hits = [whole] if whole else list(paths.inside(text, used_as_path=used_as_path, in_image=in_image))
-    for hit in hits:
+    """Findings about the paths in ``text``: as one path, else as a line that holds some.
+
+    ``reading`` takes the options of :func:`verl_musa.lint.paths.judge`.
+    """
+    whole = paths.judge(text, **reading)
+    for hit in [whole] if whole else paths.inside(text, **reading):
         place = line + text[: text.find(hit.path)].count("\n")
         yield source.finding(
             hit.rule, place, column if place == line else 0, f"{hit.path!r}", statement=statement or line
