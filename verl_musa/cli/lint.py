@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,11 +85,23 @@ def _can_check_recipes() -> bool:
 
 
 def _check_recipe(folder: Path) -> list[Result]:
-    """The outcome of ``verl-musa recipe check`` for one folder; its assets are not made."""
+    """The outcome of ``verl-musa recipe check`` for a recipe and each of its variants; their assets are not made."""
+    from verl_musa.recipe import list_variants
+
+    results = _check_variant(folder)
+    known = {(result.check, result.evidence) for result in results}
+    for name in list_variants(folder):
+        for result in _check_variant(folder, name):
+            if (result.check, result.evidence) not in known:
+                results.append(replace(result, evidence=f"variant {name}: {result.evidence}"))
+    return results
+
+
+def _check_variant(folder: Path, *variants: str) -> list[Result]:
     from verl_musa.data import check_recipe
     from verl_musa.recipe import assets_dir, load_recipe, load_site, resolve
 
-    recipe = load_recipe(str(folder.resolve()))
+    recipe = load_recipe(str(folder.resolve()), variants=variants)
     resolved = resolve(recipe, run_dir=Path("runs", recipe.name, "RUN-ID"), site=load_site())
     assets = assets_dir(recipe)
     return check_recipe(resolved, assets_ready=assets is None or assets.is_dir())

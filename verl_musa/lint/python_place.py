@@ -36,7 +36,7 @@ _COMMAND_CALLS: Final = word_set(
 )
 _WORDS_CALLS: Final = word_set(
     "debug info warning warn error exception critical log print print_rank_0 log_once warning_once info_once echo secho fail skip xfail"
-    " add_argument_group add_parser ArgumentParser HelpFormatter deprecated"
+    " parametrize add_argument_group add_parser ArgumentParser HelpFormatter deprecated"
 )
 _WORDS_KEYWORDS: Final = word_set(
     "help description epilog metavar usage doc docs title summary example examples message msg reason label prompt placeholder"
@@ -154,12 +154,12 @@ def _by_parent(child: ast.AST, parent: ast.AST) -> Place | None:
             place = _by_key(child, parent)
         case ast.Subscript(slice=index):
             place = Place.NOT_USED if index is child else None
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            place = Place.NOT_USED if child in parent.decorator_list else None
     return place
 
 
 def _by_key(child: ast.AST, parent: ast.Dict) -> Place | None:
+    if any(isinstance(key, ast.Constant) and key.value == "op" for key in parent.keys):
+        return Place.NOT_USED  # a JSON patch, whose paths lead into a document
     for key, value in zip(parent.keys, parent.values, strict=True):
         if key is child:
             return Place.NOT_USED

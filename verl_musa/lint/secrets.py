@@ -30,7 +30,9 @@ _KNOWN: Final = (
     ("private key", r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----"),
 )
 _PREFIXED: Final = tuple((name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})")) for name, pattern in _KNOWN)
-_IN_URL: Final = re.compile(r"\b[a-z][a-z0-9+]*://[^\s/:@\"'$<>{}]+:([^\s/@\"'$<>{}]{3,})@")
+_IN_URL: Final = re.compile(
+    r"\b[a-z][a-z0-9+]*://[^\s/:@\"'$<>{}]+:([^\s/@\"'$<>{}]{3,})@(?!localhost|127\.)"
+)
 
 _KEY: Final = re.compile(
     r"(?:^|[_.-])(?:token|secret|secret_?key|passw(?:or)?d|passphrase|api_?key|access_?key(?:_?id)?|private_?key|credentials?)$",

@@ -108,9 +108,17 @@ def _word(source: Source, node: Node, command: Command | None, *, in_image: bool
     plain = not re.search(r"\s", text.strip())
     if command is not None and name in _MOUNTS and text.count(":") and plain and _is_mount(node):
         text = text.partition(":")[0]  # what follows is a path in the container
-    used = plain and not _is_route(node) and name not in _PATTERNS
+    route = _is_route(node)
+    used = plain and not route and name not in _PATTERNS
     yield from texts.path_findings(
-        source, text, line, column, statement=statement, used_as_path=used, in_image=in_image
+        source,
+        text,
+        line,
+        column,
+        statement=statement,
+        used_as_path=used,
+        in_image=in_image,
+        only_known_roots=route,
     )
     yield from texts.address_findings(source, text, line, column, statement=statement)
 
