@@ -62,7 +62,7 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, types, import rules and shell scripts."""
+    """Check style, types, import rules, shell scripts, and what breaks a launch elsewhere."""
     session.install("-r", "ci/requirements-lint.txt")
     session.install("--no-deps", "-e", ".")
     session.run("ruff", "check", ".")
@@ -74,6 +74,8 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports")
     scripts = [".ci/run", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("ci/**/*.sh")))]
     session.run("shellcheck", *scripts)
+    # Recipes are left to `verl-musa recipe check`, which needs veRL; the tests run it.
+    session.run("verl-musa", "lint", "--no-recipes", ".")
 
 
 @nox.session(venv_backend="none")

@@ -60,6 +60,10 @@ class HostError(VerlMusaError):
     """A host that cannot run the job: memory, ports, missing packages."""
 
 
+class LintError(VerlMusaError):
+    """Something that the lint was asked for and cannot look at: a path, a distribution, a rule, its configuration."""
+
+
 class RunError(VerlMusaError):
     """A run directory that cannot be used as asked (resume, name clash)."""
 

@@ -40,7 +40,7 @@ def _options(
 
 
 def _register_verbs() -> None:
-    from verl_musa.cli import convert, env, gate, patches, recipe, run
+    from verl_musa.cli import convert, env, gate, lint, patches, recipe, run
 
     app.add_typer(recipe.app, name="recipe")
     app.add_typer(patches.app, name="patches")
@@ -48,6 +48,7 @@ def _register_verbs() -> None:
     app.command(name="run")(run.run)
     app.command(name="gate")(gate.gate)
     app.command(name="env")(env.env)
+    app.command(name="lint")(lint.lint)
 
 
 def main(argv: list[str] | None = None) -> int:
