@@ -11,9 +11,11 @@ from verl_musa.recipe.load import default_roots, list_recipes, load_recipe, load
 from verl_musa.recipe.overrides import Override
 from verl_musa.recipe.resolution import Resolved, portable, resolve
 from verl_musa.recipe.schema import Recipe, Site
+from verl_musa.recipe.variables import UNSET
 from verl_musa.recipe.variants import list_variants
 
 __all__ = [
+    "UNSET",
     "Override",
     "Recipe",
     "Resolved",
