@@ -22,6 +22,13 @@ from verl_musa.recipe.variants import lay_over_config, part
 CONFIG_FILE = "config.yaml"
 RUNTIME_ENV_FILE = "runtime_env.yaml"
 SEED_NAMES = ("seed", "data_loader_seed")
+MEGATRON = {
+    "actor": "actor_rollout_ref.actor.megatron",
+    "ref": "actor_rollout_ref.ref.megatron",
+    "critic": "critic.megatron",
+}
+"""Where verl's config has the Megatron engine of each role."""
+
 PROTECTED_VARIABLES = ("VERL_MUSA_RUN_ID", "VERL_MUSA_RUN_DIR", "VERL_MUSA_EXPECT")
 """Set by the run itself; a recipe that set them could make a wrong device look right."""
 
@@ -131,12 +138,14 @@ def _fill(recipe: Recipe, variables: Variables) -> Recipe:
             for name in ("train", "val")
         }
     )
-    update: dict[str, Any] = {**models, "data": data}
-    for name in ("conversion", "network"):
-        block = getattr(recipe, name)
-        if block is not None:
-            update[name] = block.model_copy(update=fill((name,), block.model_dump(exclude_none=True)))
-    return recipe.model_copy(update=update)
+    conversion = tuple(
+        one.model_copy(update={"output": path(("conversion", index, "output"), one.output)})
+        for index, one in enumerate(recipe.conversion)
+    )
+    network = recipe.network
+    if network is not None:
+        network = network.model_copy(update=fill(("network",), network.model_dump(exclude_none=True)))
+    return recipe.model_copy(update={**models, "data": data, "conversion": conversion, "network": network})
 
 
 def _absolute(text: str, recipe: Recipe, location: Location) -> Path:
@@ -201,6 +210,7 @@ def _derived(recipe: Recipe, run_dir: Path, seeds: Sequence[str]) -> list[Overri
             ("reward.reward_model.enable", True, ("reward_model",)),
             ("reward.reward_model.model_path", recipe.reward_model.path, ("reward_model", "path")),
         ]
+    values += _checkpoints(recipe)
     if recipe.reward is not None:
         values += [
             ("reward.custom_reward_function.path", str(recipe.reward_file), ("reward", "file")),
@@ -209,6 +219,19 @@ def _derived(recipe: Recipe, run_dir: Path, seeds: Sequence[str]) -> list[Overri
     return [
         Override(key, value, recipe.document.where(location), forced=True) for key, value, location in values
     ]
+
+
+def _checkpoints(recipe: Recipe) -> list[tuple[str, Any, Location]]:
+    """Where verl's Megatron engine loads converted weights from."""
+    values: list[tuple[str, Any, Location]] = []
+    for index, one in enumerate(recipe.conversion):
+        for role in one.roles:
+            prefix = MEGATRON[role]
+            values += [
+                (f"{prefix}.use_dist_checkpointing", True, ("conversion", index, "roles")),
+                (f"{prefix}.dist_checkpointing_path", one.output, ("conversion", index, "output")),
+            ]
+    return values
 
 
 def _sizes(recipe: Recipe) -> list[tuple[str, Any, Location]]:

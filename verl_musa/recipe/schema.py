@@ -36,6 +36,7 @@ InnerPath = Annotated[str, AfterValidator(_stays_inside)]
 Files = Annotated[tuple[Text, ...], Field(min_length=1, strict=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Extra = Literal["megatron", "vllm"]
+Role = Literal["actor", "ref", "critic"]
 
 
 class _Strict(BaseModel):
@@ -115,6 +116,37 @@ class Reward(_Strict):
     """Function in that file. Default: verl's own (``reward.custom_reward_function.name``)."""
 
 
+class Conversion(_Strict):
+    """Weights that are converted to Megatron-Core's format, and the roles that load them from there."""
+
+    roles: Annotated[tuple[Role, ...], Field(min_length=1, strict=False)]
+    """``actor`` and ``ref`` load the recipe's model, ``critic`` its critic. Sets ``use_dist_checkpointing`` and
+    ``dist_checkpointing_path`` of each in verl's config."""
+
+    output: Text
+    """The checkpoint's folder, usually built from ``${assets.dir}`` or ``${site.NAME}``."""
+
+    spec: Literal["te", "local"] = "te"
+    """Names of the layers: ``te``, or ``local`` for Megatron-Core's unpatched local ones."""
+
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """The type that is written; left out: each tensor keeps its own."""
+
+    pad_vocab: Annotated[int, Field(ge=1)] = 1
+    """The vocabulary becomes a multiple of this."""
+
+    value_head: bool = False
+    """Write a fresh value head in place of a language model's output layer; for a critic."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if "critic" in self.roles and len(self.roles) > 1:
+            raise ValueError("the critic's weights are its own: give it a conversion of its own")
+        if self.value_head and self.roles != ("critic",):
+            raise ValueError("value_head is for roles: [critic]")
+        return self
+
+
 class Cluster(_Strict):
     """The machines that the recipe is written for."""
 
@@ -188,22 +220,6 @@ class SGLang(_Strict):
 
     page_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Tokens in one page of the key-value cache. SGLang's default: 64 on MUSA, 1 elsewhere."""
-
-
-class Conversion(_Strict):
-    """Weights in Megatron-Core's layout, made from ``model.path`` by ``verl-musa convert``."""
-
-    spec: Literal["te", "local"] = "te"
-    """Names of the layers: ``te`` as Transformer Engine's (and this project's patched local ones), ``local`` as unpatched ones."""
-
-    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
-    """Type of the weights that are written."""
-
-    output: Text
-    """Folder of the checkpoint; what ``dist_checkpointing_path`` of the actor and the reference names."""
-
-    value_output: Text | None = None
-    """Folder of the same checkpoint with a value head, for a critic."""
 
 
 class Network(_Strict):
@@ -326,6 +342,9 @@ class Recipe(_Strict):
     critic: Model | None = None
     """The model that the critic starts from; left out where there is no critic, or config.yaml says it."""
 
+    conversion: Annotated[tuple[Conversion, ...], Field(strict=False)] = ()
+    """Weights that the trainer loads from Megatron-Core checkpoints; left out: as Hugging Face weights."""
+
     data: Data
     """Prompts."""
 
@@ -350,9 +369,6 @@ class Recipe(_Strict):
     sglang: SGLang | None = None
     """Options of the SGLang server."""
 
-    conversion: Conversion | None = None
-    """Weights in Megatron-Core's layout; left out: the trainer reads ``model.path``."""
-
     network: Network | None = None
     """How the hosts reach each other; left out: as runtime_env.yaml says."""
 
@@ -372,6 +388,22 @@ class Recipe(_Strict):
             raise ValueError("pools.rollout belongs to placement split, and only to it")
         if self.pools is not None and self.pools.reward is not None and self.reward_model is None:
             raise ValueError("pools.reward needs a reward_model")
+        return self
+
+    @model_validator(mode="after")
+    def _conversions_fit_the_models(self) -> Self:
+        roles = [role for one in self.conversion for role in one.roles]
+        twice = next((role for role in roles if roles.count(role) > 1), None)
+        if twice is not None:
+            raise ValueError(f"conversion names the role {twice} twice")
+        for one in self.conversion:
+            if "critic" not in one.roles:
+                continue
+            if self.critic is None:
+                raise ValueError("conversion has a critic, but there is no 'critic' with its path")
+            if one.value_head != self.critic.architecture.endswith("ForCausalLM"):
+                need = "needs" if self.critic.architecture.endswith("ForCausalLM") else "has its own, without"
+                raise ValueError(f"a critic made from {self.critic.architecture} {need} value_head: true")
         return self
 
     _document: Document | None = PrivateAttr(default=None)
