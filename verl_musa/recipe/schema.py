@@ -462,6 +462,9 @@ class Site(_Strict):
     shared: Annotated[str, StringConstraints(pattern=r"^/[^\n\r\x00]*$")] | None = None
     """Absolute path of a folder that every host sees under the same name; ``${site.shared}`` in recipes."""
 
+    hostfile: Text | None = None
+    """File with one host a line, for recipes on several hosts."""
+
     values: dict[Identifier, Text] = Field(default_factory=dict)
     """Free named texts; ``models: /x`` here is ``${site.models}`` in recipes."""
 

@@ -16,7 +16,7 @@ from verl_musa.rules import card, conflicts, conversion, environment, layout, na
 from verl_musa.rules.explain import Explanation, explain
 from verl_musa.rules.upstream import ask_verl
 
-__all__ = ["CHECKS", "FILE_CHECKS", "Explanation", "Report", "check_recipe", "check_recipes", "explain"]
+__all__ = ["CHECKS", "FILE_CHECKS", "Explanation", "Look", "Report", "check_recipe", "check_recipes", "explain"]
 
 RULES: tuple[Check[Subject], ...] = (
     *layout.CHECKS,
@@ -47,27 +47,33 @@ def check_recipe(
     resolved: Resolved, *, assets_ready: bool = True, files: bool = True, verl: bool = True
 ) -> Report:
     """Run every check on one recipe; see :func:`check_recipes`."""
-    (report,) = check_recipes([resolved], assets_ready=assets_ready, files=files, verl=verl)
+    (report,) = check_recipes([Look(resolved, assets_ready=assets_ready, files=files)], verl=verl)
     return report
 
 
-def check_recipes(
-    recipes: Sequence[Resolved], *, assets_ready: bool = True, files: bool = True, verl: bool = True
-) -> list[Report]:
-    """Run every check on each of ``recipes``.
+@dataclass(frozen=True)
+class Look:
+    """One recipe to look at.
 
-    Args:
-        recipes: resolved recipes.
+    Attributes:
+        resolved: the recipe.
         assets_ready: whether assets have been made; where not, what lies in them is UNKNOWN.
         files: make the checks that read model and data too, but where the site does not say where those are.
-        verl: ask verl's own dataclasses and validation too, in one process for all.
     """
-    own = ask_verl(recipes) if verl else []
+
+    resolved: Resolved
+    assets_ready: bool = True
+    files: bool = True
+
+
+def check_recipes(looks: Sequence[Look], *, verl: bool = True) -> list[Report]:
+    """Run every check on each recipe; ``verl``: ask verl's own dataclasses and validation too, in one process for all."""
+    own = ask_verl([look.resolved for look in looks]) if verl else []
     reports = []
-    for index, resolved in enumerate(recipes):
-        here = files and not resolved.missing_site
+    for index, look in enumerate(looks):
+        here = look.files and not look.resolved.missing_site
         chosen = [check for check in CHECKS if here or check not in FILE_CHECKS]
-        results = run_checks(chosen, Subject(resolved, assets_ready))
+        results = run_checks(chosen, Subject(look.resolved, look.assets_ready))
         deferred = () if here else tuple(check.name for check in FILE_CHECKS)
         reports.append(Report(results=[*results, *own[index : index + 1]], deferred=deferred))
     return reports
