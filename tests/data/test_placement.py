@@ -288,7 +288,7 @@ def test_megatron_keeps_six_bytes_by_model_parallel_rank_and_twelve_by_rank(look
         f"++{block}.pipeline_model_parallel_size=1",
         f"++{block}.expert_model_parallel_size=1",
     )
-    states = placement_memory.trainer_states(subject, BILLION)
+    states = placement_memory.states_by_size(subject, BILLION)
     assert states.training == pytest.approx(6 * BILLION / 2 + 12 * BILLION / 2)
     assert states.resting == pytest.approx(2 * BILLION / 2 + 12 * BILLION / 2)
 

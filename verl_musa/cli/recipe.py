@@ -100,39 +100,68 @@ def show(
 
 @app.command("check")
 def check(
-    name: Name,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes; NAME@VARIANT for a variant.")] = None,
     *,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every recipe that `recipe list` shows, and every variant of each.")
+    ] = False,
     variants: Variants = None,
     sets: Sets = None,
     site: Site = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     assets: Annotated[
         bool,
-        typer.Option("--assets/--no-assets", help="Make the recipe's assets first where they are missing."),
+        typer.Option("--assets/--no-assets", help="Make the assets of a named recipe first where they are missing."),
     ] = True,
 ) -> None:
-    """Check a recipe before it is run: its files, verl's config, the model, the prompts, the reward function.
+    """Check recipes before they are run: files, verl's own validation, layout, memory, options that undo each other.
+
+    Works without a cluster, a device or the model: what needs files that are not here waits for the run, and is named.
 
     Exit code: 0 when nothing failed (warnings are shown), 2 when a check failed or a file has a mistake, 3 when
     nothing failed but something could not be looked at.
     """
-    from verl_musa.checks import exit_code, render, to_json
-    from verl_musa.data import check_recipe
-    from verl_musa.recipe import assets_dir, ensure_assets, load_recipe, load_site, resolve
+    from verl_musa.cli import _check
 
-    recipe = load_recipe(name, variants=variants or ())
-    found = resolve(
-        recipe, run_dir=Path("runs", recipe.name, "RUN-ID"), site=load_site(site), sets=sets or ()
-    )
-    if assets and recipe.assets is not None:
-        ensure_assets(recipe, progress=lambda line: typer.echo(line, err=True))
-    folder = assets_dir(recipe)
-    results = check_recipe(found, assets_ready=folder is None or folder.is_dir())
+    if bool(names) == all_:
+        raise typer.BadParameter("name recipes, or give --all")
+    chosen = _check.everything() if all_ else list(names or ())
+    whole = len(chosen) == 1
+    found = _check.look_at(
+        chosen, variants=variants or (), sets=sets or (), site=site, make_assets=assets and not all_,
+        files=not all_, raise_errors=whole and not as_json,
+    )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps({"recipe": recipe.title, **to_json(results)}, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(_check.to_json(found), indent=2, ensure_ascii=False))
     else:
-        render(results, Console())
-    raise typer.Exit(exit_code(results))
+        _check.render(found, Console(), whole=whole)
+    raise typer.Exit(_check.exit_code(found))
+
+
+@app.command("launch")
+def launch(
+    name: Name,
+    *,
+    variants: Variants = None,
+    sets: Sets = None,
+    site: Site = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of printing it.")
+    ] = None,
+) -> None:
+    """Print launch.sh: the recipe's job by hand, on the head node of a Ray that is up.
+
+    The script in a recipe's folder is made by this command; values of the site are asked for when it runs.
+    """
+    from verl_musa.fileio import write_atomic
+    from verl_musa.recipe import load_recipe, load_site
+    from verl_musa.run.script import recipe_script
+
+    text = recipe_script(load_recipe(name, variants=variants or ()), load_site(site), sets or ())
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_atomic(output, text, mode=0o755)
 
 
 @app.command("extras", context_settings={"ignore_unknown_options": True})

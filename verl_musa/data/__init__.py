@@ -23,7 +23,7 @@ from verl_musa.data.subject import Subject
 from verl_musa.errors import DataError
 from verl_musa.recipe import Resolved
 
-__all__ = ["CHECKS", "check_recipe", "require"]
+__all__ = ["CHECKS", "FILE_CHECKS", "Subject", "check_recipe", "require"]
 
 CHECKS = (
     *model.CHECKS,
@@ -36,6 +36,14 @@ CHECKS = (
     *placement.CHECKS,
     *placement_memory.CHECKS,
 )
+
+FILE_CHECKS = (
+    *model.CHECKS,
+    *parquet.CHECKS,
+    *scorers.CHECKS,
+    *(check for check in (*reward.CHECKS, *arithmetic.CHECKS) if check.name in {"reward.scores", "trainer.schedule"}),
+)
+"""Those that read the model's folder or the data: where these are not at hand, they wait for the run."""
 
 
 def check_recipe(resolved: Resolved, *, assets_ready: bool = True) -> list[Result]:

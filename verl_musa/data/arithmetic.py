@@ -37,11 +37,16 @@ def data_parallel(subject: Subject) -> int:
         names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
         ranks = math.prod(subject.integer(f"{ACTOR}.megatron.{name}") for name in names)
     else:
-        outer = subject.optional_integer(f"{ACTOR}.ulysses_sequence_parallel_size") or 1
-        ranks = max(
-            outer, subject.optional_integer(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size") or 1
-        )
+        ranks = sequence_ranks(subject)
     return subject.world // ranks if ranks and subject.world % ranks == 0 else 0
+
+
+def sequence_ranks(subject: Subject) -> int:
+    """Devices of the actor that share one sequence: context parallel with Megatron, Ulysses with FSDP."""
+    if subject.select(f"{ACTOR}.strategy") == "megatron":
+        return subject.optional_integer(f"{ACTOR}.megatron.context_parallel_size") or 1
+    outer = subject.optional_integer(f"{ACTOR}.ulysses_sequence_parallel_size") or 1
+    return max(outer, subject.optional_integer(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size") or 1)
 
 
 def check_devices(subject: Subject) -> Finding:
@@ -249,11 +254,11 @@ def check_lengths(subject: Subject) -> Finding:
         )
     context = limit if limit is not None else positions
     if subject.select(f"{ACTOR}.use_dynamic_bsz"):
-        budget = subject.integer(f"{ACTOR}.ppo_max_token_len_per_gpu")
-        if budget < total:
+        budget, ranks = subject.integer(f"{ACTOR}.ppo_max_token_len_per_gpu"), sequence_ranks(subject)
+        if budget * ranks < total:
             return fail(
-                f"ppo_max_token_len_per_gpu {budget} is below prompt {prompt} + response {response}",
-                f"set it to at least {total}",
+                f"ppo_max_token_len_per_gpu {budget}{f' x {ranks}' if ranks > 1 else ''} is below prompt {prompt} + response {response}",
+                f"set it to at least {-(-total // ranks)}",
                 subject.where(f"{ACTOR}.ppo_max_token_len_per_gpu"),
             )
     if not isinstance(context, int):

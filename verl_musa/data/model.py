@@ -41,7 +41,7 @@ def folder_finding(subject: Subject, folder: Path, where: str, field: str) -> Fi
 
 def check_architecture(subject: Subject) -> Finding:
     """The folder holds the architecture that the recipe is written for."""
-    if subject.model_config() is None:
+    if subject.model_file() is None:
         return subject.not_made_yet(subject.model_path) or unknown(
             "no readable config.json (see model.folder)"
         )
@@ -187,7 +187,7 @@ def read_object(file: Path) -> dict[str, Any]:
 def check_vocabulary(subject: Subject) -> Finding:
     """No token id lies outside the embedding; an index error on a device is hard to trace."""
     file = subject.model_path / "tokenizer.json"
-    config = subject.model_config()
+    config = subject.model_file()
     if config is None or not file.is_file():
         return subject.not_made_yet(subject.model_path) or unknown(
             "no config.json or no tokenizer.json to compare"

@@ -1,8 +1,8 @@
 """Whether trainer and rollout find room beside each other, before anything is started.
 
-On real devices this is arithmetic over the weights' size: what trainer and server keep on one device at the same time, which
-depends on the placement and on whether memory is given back between phases. Activations, graphs and the runtime are
-not in it, hence the margins. On the simulator everything lies in the host's memory.
+On real devices this is arithmetic: what trainer and server keep on one device at the same time, which depends on the placement and
+on whether memory is given back between phases. Where the model's sizes are known, every phase of a step is looked at, with activations
+and logits (``verl_musa.plan``); else only the states by the weights' size, hence the margins. On the simulator everything lies in the host's memory.
 """
 
 from __future__ import annotations
@@ -10,24 +10,14 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import dataclass
-
 from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
 from verl_musa.data.placement import ROLLOUT, is_split, pools, rollout_pool
+from verl_musa.data.sizes import CARD_GIB, RUNTIME_GIB, phases, shape_of, trainer_layout
 from verl_musa.data.subject import Subject
+from verl_musa.plan import GIB, ModelShape, States
+from verl_musa.plan.memory import FSDP_GRADIENT, FSDP_OPTIMIZER, FSDP_WEIGHT, GRADIENT, OPTIMIZER, WEIGHT
 
-GIB = 1024**3
-ACTOR = "actor_rollout_ref.actor"
 FRACTION = f"{ROLLOUT}.gpu_memory_utilization"
-CARD_GIB = 80.0
-"""Memory of an S5000: 81920 MiB by mthreads-gmi."""
-
-PARAMETER, GRADIENT, OPTIMIZER = 4, 4, 8
-"""Bytes a parameter of verl's FSDP engine: float32 weights and gradients, AdamW's two float32 moments."""
-
-MEGATRON_WEIGHT, MEGATRON_GRADIENT, MEGATRON_OPTIMIZER = 2, 4, 12
-"""The same for Megatron-Core with bfloat16 weights and its distributed optimizer, which shards the last over all ranks."""
-
 COMFORT = 0.9
 """Share of a device beyond which states alone leave too little for activations, graphs and the runtime."""
 
@@ -36,14 +26,6 @@ SIM_BASE_GIB, SIM_TRAINER_GIB, SIM_SERVER_GIB, SIM_WORKER_GIB = 4.0, 0.5, 1.2, 0
 loops; one trainer rank; one SGLang server with its three processes; one worker of a rollout pool of its own."""
 
 _ITEM_SIZE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
-
-
-@dataclass(frozen=True)
-class States:
-    """Bytes that the trainer keeps on one device: while it trains, and while the rollout generates."""
-
-    training: float
-    resting: float
 
 
 def parameters(subject: Subject) -> int | None:
@@ -64,28 +46,16 @@ def parameters(subject: Subject) -> int | None:
     return total or None
 
 
-def trainer_states(subject: Subject, count: int) -> States:
-    """What the trainer of ``count`` parameters keeps on each of its devices."""
-    world = pools(subject)["trainer"].world
-    if subject.select(f"{ACTOR}.strategy") == "megatron":
-        block = f"{ACTOR}.megatron"
-        tensor, pipeline, expert = (
-            subject.optional_integer(f"{block}.{name}_model_parallel_size") or 1
-            for name in ("tensor", "pipeline", "expert")
-        )
-        held = max(tensor, expert) * pipeline  # nearly all weights of a mixture are experts
-        parts = (
-            MEGATRON_WEIGHT * count / held,
-            MEGATRON_GRADIENT * count / held,
-            MEGATRON_OPTIMIZER * count / world,
-        )
+def states_by_size(subject: Subject, count: int) -> States:
+    """What the trainer keeps where only the number of parameters is known: all of them spread alike."""
+    layout = trainer_layout(subject)
+    if layout.megatron:
+        held = max(layout.tp, layout.ep) * layout.pp  # nearly all weights of a mixture are experts
+        sizes = (WEIGHT * count / held, GRADIENT * count / held, OPTIMIZER * count / layout.world)
     else:
-        block = f"{ACTOR}.fsdp_config"
-        parts = (PARAMETER * count / world, GRADIENT * count / world, OPTIMIZER * count / world)
-    weight, gradient, optimizer = parts
-    away = [bool(subject.select(f"{block}.{name}")) for name in ("param_offload", "optimizer_offload")]
-    resting = (0.0 if away[0] else weight) + (0.0 if away[1] else optimizer)
-    return States(weight + gradient + optimizer, resting)
+        each = count / layout.world
+        sizes = (FSDP_WEIGHT * each, FSDP_GRADIENT * each, FSDP_OPTIMIZER * each)
+    return States(*sizes, layout.param_offload, layout.optimizer_offload)
 
 
 def check_device_memory(subject: Subject) -> Finding:
@@ -93,12 +63,15 @@ def check_device_memory(subject: Subject) -> Finding:
     if subject.resolved.recipe.device.simulated:
         return ok("simulated devices: see placement.host_memory")
     fraction, where = float(subject.select(FRACTION)), subject.where(FRACTION)
+    shape = shape_of(subject)
+    if shape is not None:
+        return _by_phases(subject, shape)
     if (lacking := subject.not_made_yet(subject.model_path)) is not None:
         return lacking
     count = parameters(subject)
     if count is None:
         return unknown("the size of the model's weights cannot be read", "see model.folder", where)
-    states = trainer_states(subject, count)
+    states = states_by_size(subject, count)
     server = fraction * CARD_GIB
     if is_split(subject):
         shown = (
@@ -123,6 +96,25 @@ def check_device_memory(subject: Subject) -> Finding:
         if most <= COMFORT * CARD_GIB
         else warn(f"{shown}: hardly room for anything else", fix, where)
     )
+
+
+def _by_phases(subject: Subject, shape: ModelShape) -> Finding:
+    """The fullest phase against a device; memory outside of ``gpu_memory_utilization`` is the trainer's."""
+    where = subject.where(FRACTION)
+    if not shape.layers or not trainer_layout(subject).data_parallel:
+        return unknown("the layout does not fit the devices (see cluster.devices)", "", where)
+    found = phases(subject, shape)
+    fullest = max(found, key=lambda phase: phase.total)
+    parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in fullest.parts)
+    shown = f"{fullest.name}: {fullest.total / GIB:.1f} of {CARD_GIB:.0f} GiB ({parts}, runtime about {RUNTIME_GIB:g})"
+    if fullest.total <= COMFORT * CARD_GIB * GIB:
+        return ok(f"fullest phase is {shown}")
+    fix = (
+        "lower gpu_memory_utilization, or put more aside while the rollout works (param_offload, optimizer_offload)"
+        if fullest.name in {"rollout", "weight sync"}
+        else "lower the token budget, raise a parallel size, recompute, or give the rollout's memory back (sglang: {memory_saver: true})"
+    )
+    return (fail if fullest.total > CARD_GIB * GIB else warn)(shown, fix, where)
 
 
 def check_host_memory(subject: Subject) -> Finding:

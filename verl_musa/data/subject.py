@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_musa.checks import Finding, unknown
 from verl_musa.errors import DataError
-from verl_musa.recipe import Resolved
+from verl_musa.recipe import UNSET, Resolved
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,18 @@ class Subject:
         return [Path(str(item)) for item in (value if isinstance(value, list) else [value])]
 
     def model_config(self) -> dict[str, Any] | None:
-        """The model's ``config.json``; None where it cannot be read (``model.folder`` says why)."""
+        """The model's ``config.json``, else the facts of it in recipe.yaml; None where there are neither."""
+        on_disk = self.model_file()
+        if on_disk is not None:
+            return on_disk
+        model = self.resolved.recipe.model
+        # The facts are those of the recipe's own model, not of one that --set puts in its place.
+        if not model.config or str(self.model_path) != model.path:
+            return None
+        return {"architectures": [model.architecture], **model.config}
+
+    def model_file(self) -> dict[str, Any] | None:
+        """The model's ``config.json`` on disk; None where it cannot be read (``model.folder`` says why)."""
         try:
             value = json.loads((self.model_path / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -76,7 +87,10 @@ class Subject:
         return value if isinstance(value, dict) else None
 
     def not_made_yet(self, path: Path) -> Finding | None:
-        """UNKNOWN where ``path`` lies in assets that have not been made; else None."""
+        """UNKNOWN where ``path`` lies in assets that have not been made, or under a name that the site does not set; else None."""
+        if str(path).startswith(UNSET):
+            name = str(path).removeprefix(UNSET).partition(">")[0]
+            return unknown(f"{name} is not set in site.yaml", "copy site.example.yaml to site.yaml and fill it in")
         assets = self.resolved.assets_dir
         if self.assets_ready or assets is None or not path.is_relative_to(assets):
             return None

@@ -5,20 +5,28 @@ Public face: :func:`load_recipe`, :func:`list_recipes`, :func:`load_site`, :func
 
 from __future__ import annotations
 
+from verl_musa.recipe._yaml import parse_value, read_document
 from verl_musa.recipe.assets import assets_dir, discard_assets, ensure_assets
-from verl_musa.recipe.compose import dump_config
+from verl_musa.recipe.compose import base_config, config_dir, dump_config, selects_group
 from verl_musa.recipe.load import default_roots, list_recipes, load_recipe, load_site
-from verl_musa.recipe.overrides import Override
-from verl_musa.recipe.resolution import Resolved, portable, resolve
-from verl_musa.recipe.schema import Recipe, Site
+from verl_musa.recipe.overrides import Override, close_keys
+from verl_musa.recipe.resolution import MEGATRON, Resolved, portable, resolve
+from verl_musa.recipe.schema import Recipe, Site, Trainer
+from verl_musa.recipe.variables import UNSET
 from verl_musa.recipe.variants import list_variants
 
 __all__ = [
+    "MEGATRON",
+    "UNSET",
     "Override",
     "Recipe",
     "Resolved",
     "Site",
+    "Trainer",
     "assets_dir",
+    "base_config",
+    "close_keys",
+    "config_dir",
     "default_roots",
     "discard_assets",
     "dump_config",
@@ -27,6 +35,9 @@ __all__ = [
     "list_variants",
     "load_recipe",
     "load_site",
+    "parse_value",
     "portable",
+    "read_document",
     "resolve",
+    "selects_group",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_musa.errors import HostError, RecipeError
 from verl_musa.recipe.overrides import Override, close_keys
+from verl_musa.recipe.removed import replacement
 from verl_musa.recipe.validation import describe
 
 MISSING = "???"
@@ -155,6 +156,15 @@ def _paths(node: Any, prefix: str = "") -> Iterator[str]:
 def _check_key(override: Override, base: Any, known: set[str]) -> None:
     """The key exists (or is new, with ``+``) and its value fits verl's default."""
     exists = override.path in known
+    gone = None if exists else replacement(override.path)
+    if gone is not None:
+        raise RecipeError(
+            f"verl 0.9.1 no longer has {override.path!r}",
+            where=override.origin,
+            found=override.key,
+            expected=gone,
+            fix="remove the line",
+        )
     if override.sign in {"", "~"} and not exists:
         close = close_keys(override.path, known)
         raise RecipeError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from verl_musa.errors import RecipeError
 from verl_musa.recipe._yaml import Document, Location, read_document
 from verl_musa.recipe.assets import assets_dir
 from verl_musa.recipe.compose import base_config, compose, config_dir, selects_group
+from verl_musa.recipe.network import with_network
 from verl_musa.recipe.overrides import Override, layer, overrides_from, overrides_from_sets
 from verl_musa.recipe.schema import Recipe, Site
 from verl_musa.recipe.sglang import refuse_second_setting, sglang_overrides
 from verl_musa.recipe.validation import describe
-from verl_musa.recipe.variables import Variables
+from verl_musa.recipe.variables import UNSET, Variables
 from verl_musa.recipe.variants import lay_over_config, part
 
 CONFIG_FILE = "config.yaml"
@@ -48,6 +49,7 @@ class Resolved:
         config: verl's composed config as plain data; interpolations kept, ``???`` where verl leaves a value open.
         runtime_env: the ``runtime_env`` of the Ray job.
         seed: the recipe's seed.
+        missing_site: names of the site that are used and not set -> the first place that uses each.
     """
 
     recipe: Recipe
@@ -57,6 +59,7 @@ class Resolved:
     config: dict[str, Any]
     runtime_env: dict[str, Any]
     seed: int
+    missing_site: Mapping[str, str] = field(default_factory=dict)
 
     def select(self, path: str, default: Any = None) -> Any:
         """Value of ``path`` in verl's config, interpolations resolved; ``default`` where unset, open or unresolvable."""
@@ -83,8 +86,13 @@ class Resolved:
         return fitting[-1] if fitting else f"verl's default for {path}"
 
 
-def resolve(recipe: Recipe, *, run_dir: Path, site: Site, sets: Sequence[str] = ()) -> Resolved:
+def resolve(
+    recipe: Recipe, *, run_dir: Path, site: Site, sets: Sequence[str] = (), without_site: bool = False
+) -> Resolved:
     """Resolve ``recipe`` for a run in ``run_dir``. Starts nothing, makes no file and imports neither verl nor torch.
+
+    With ``without_site`` a name that the site does not set is no error: it becomes ``<site.NAME>``, and ``missing_site`` says
+    so. Such a recipe can be checked and planned, not run.
 
     Raises:
         RecipeError: any mistake in ``recipe.yaml``, ``config.yaml``, ``runtime_env.yaml`` or ``sets``.
@@ -95,7 +103,8 @@ def resolve(recipe: Recipe, *, run_dir: Path, site: Site, sets: Sequence[str] = 
     folders = {"run.dir": run_dir, "recipe.dir": recipe.folder}
     if assets is not None:
         folders["assets.dir"] = assets
-    variables = Variables(site=site, folders=folders)
+    missing: dict[str, str] = {}
+    variables = Variables(site=site, folders=folders, missing=missing if without_site else None)
     filled = _fill(recipe, variables)
     folder = config_dir(recipe.trainer.module)
     written = lay_over_config(
@@ -114,8 +123,9 @@ def resolve(recipe: Recipe, *, run_dir: Path, site: Site, sets: Sequence[str] = 
         assets_dir=assets,
         overrides=overrides,
         config=compose(folder, recipe.trainer.config_name, overrides),
-        runtime_env=_runtime_env(recipe, variables),
+        runtime_env=with_network(_runtime_env(recipe, variables), filled),
         seed=recipe.seed,
+        missing_site=missing,
     )
 
 
@@ -155,13 +165,16 @@ def _fill(recipe: Recipe, variables: Variables) -> Recipe:
         one.model_copy(update={"output": path(("conversion", index, "output"), one.output)})
         for index, one in enumerate(recipe.conversion)
     )
-    return recipe.model_copy(update={**models, "data": data, "conversion": conversion})
+    network = recipe.network
+    if network is not None:
+        network = network.model_copy(update=fill(("network",), network.model_dump(exclude_none=True)))
+    return recipe.model_copy(update={**models, "data": data, "conversion": conversion, "network": network})
 
 
 def _absolute(text: str, recipe: Recipe, location: Location) -> Path:
     """An absolute path as it is; a relative one inside the recipe folder."""
     path = Path(text)
-    if path.is_absolute():
+    if path.is_absolute() or text.startswith(UNSET):
         return path
     inside = (recipe.folder / path).resolve()
     if not inside.is_relative_to(recipe.folder):

@@ -79,6 +79,16 @@ class Model(_Strict):
     architecture: Identifier
     """Class name that the folder's ``config.json`` must carry in ``architectures``."""
 
+    hub: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
+    """Name on the model hub that the folder was taken from, ``owner/name``."""
+
+    revision: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")] | None = None
+    """Commit of that hub repository; left out: not pinned."""
+
+    config: dict[Text, Any] = Field(default_factory=dict)
+    """What ``config.json`` says, as far as arithmetic needs it: checks and plans then need no model at hand. Where the folder
+    is there, both must agree."""
+
 
 class Data(_Strict):
     """Prompts, in verl's parquet layout."""
@@ -88,6 +98,12 @@ class Data(_Strict):
 
     val: Files
     """Files with the validation prompts."""
+
+    sources: dict[Literal["train", "val"], Text] = Field(default_factory=dict)
+    """Name of the data set that each split is prepared from (``verl-musa data prepare``)."""
+
+    columns: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Columns that every file must have; left out: those that verl itself reads."""
 
 
 class Reward(_Strict):
@@ -206,6 +222,46 @@ class SGLang(_Strict):
     """Tokens in one page of the key-value cache. SGLang's default: 64 on MUSA, 1 elsewhere."""
 
 
+class Network(_Strict):
+    """How the hosts reach each other; turned into variables of the job's environment."""
+
+    profile: Literal["single", "tcp", "roce"]
+    """``single``: one host. ``tcp``: sockets over ``interface``. ``roce``: RDMA over Ethernet, with sockets for the bootstrap."""
+
+    interface: Text | None = None
+    """Training interface, the same name on every host, usually ``${site.training_interface}``; MCCL and Gloo are bound to it."""
+
+    gid_index: Annotated[int, Field(ge=0, le=255)] | None = None
+    """``MCCL_IB_GID_INDEX``: entry of the adapter's GID table, 3 for RoCE v2 over IPv4 on most adapters."""
+
+    timeout: Annotated[int, Field(ge=1, le=31)] | None = None
+    """``MCCL_IB_TIMEOUT``, an exponent as the verbs API counts it: 20 is about 4 s."""
+
+    retries: Annotated[int, Field(ge=1, le=255)] | None = None
+    """``MCCL_IB_RETRY_CNT``."""
+
+    @model_validator(mode="after")
+    def _fields_fit_the_profile(self) -> Self:
+        if (self.interface is None) != (self.profile == "single"):
+            raise ValueError("interface belongs to the profiles tcp and roce, and both need it")
+        if self.profile != "roce" and (self.gid_index, self.timeout, self.retries) != (None, None, None):
+            raise ValueError("gid_index, timeout and retries belong to the profile roce")
+        return self
+
+
+class Expect(_Strict):
+    """What the card promises, so that a check can hold the promises together. None of it stops a run."""
+
+    step_minutes: Annotated[tuple[float, float], Field(strict=False)]
+    """Least and most minutes of a step."""
+
+    total_hours: Annotated[tuple[float, float], Field(strict=False)]
+    """Least and most hours of a whole run: steps x ``step_minutes``."""
+
+    device_gib: Annotated[tuple[float, float], Field(strict=False)]
+    """Least and most memory of a device at the peak of a step, in GiB."""
+
+
 class Accept(_Strict):
     """What a finished run must reach to count as a success; a bound that is left out is not held."""
 
@@ -320,6 +376,12 @@ class Recipe(_Strict):
     sglang: SGLang | None = None
     """Options of the SGLang server."""
 
+    network: Network | None = None
+    """How the hosts reach each other; left out: as runtime_env.yaml says."""
+
+    expect: Expect | None = None
+    """What the card says about time and memory."""
+
     accept: Accept | None = None
     """What a finished run must reach to count as a success."""
 
@@ -406,6 +468,9 @@ class Site(_Strict):
 
     shared: Annotated[str, StringConstraints(pattern=r"^/[^\n\r\x00]*$")] | None = None
     """Absolute path of a folder that every host sees under the same name; ``${site.shared}`` in recipes."""
+
+    hostfile: Text | None = None
+    """File with one host a line, for recipes on several hosts."""
 
     values: dict[Identifier, Text] = Field(default_factory=dict)
     """Free named texts; ``models: /x`` here is ``${site.models}`` in recipes."""

@@ -15,6 +15,8 @@ from verl_musa.recipe.schema import Site
 
 _VARIABLE = re.compile(r"\$\{\s*(site|run|recipe|assets)\.([^}$]*?)\s*\}")
 _FOLDERS = ("run.dir", "recipe.dir", "assets.dir")
+UNSET = "<site."
+"""Start of the text that stands for a name which the site does not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +26,13 @@ class Variables:
     Attributes:
         site: the site's names.
         folders: ``run.dir``, ``recipe.dir`` and, where the recipe makes assets, ``assets.dir``.
+        missing: where the site's names that are not set are noted, with the place that uses each first; the text then holds
+            ``<site.NAME>``. None: a name that is not set is an error.
     """
 
     site: Site
     folders: Mapping[str, Path]
+    missing: dict[str, str] | None = None
 
     def substitute(self, value: Any, where: Callable[[Location], str], location: Location = ()) -> Any:
         """Replace our variables in every text of ``value``, however deeply nested.
@@ -73,6 +78,9 @@ class Variables:
         known = self.site.lookup()
         if name in known:
             return known[name]
+        if self.missing is not None:
+            self.missing.setdefault(name, where)
+            return f"{UNSET}{name}>"
         source = self.site.source
         line = f"{name}: /path" if name == "shared" else f"values: {{{name}: …}}"
         close = difflib.get_close_matches(name, known, n=1)

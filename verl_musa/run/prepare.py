@@ -16,10 +16,19 @@ from verl_musa.checks import Result
 from verl_musa.cluster.host import check_memory, check_packages, check_port, check_shared_memory
 from verl_musa.cluster.local_ray import RayPlan, object_store_bytes, plan_ray
 from verl_musa.cluster.processes import OwnedProcesses
-from verl_musa.errors import HostError, RunError
+from verl_musa.errors import RunError
 from verl_musa.fileio import write_atomic
 from verl_musa.observe.display import Display
-from verl_musa.recipe import Recipe, Resolved, dump_config, ensure_assets, load_recipe, load_site, resolve
+from verl_musa.recipe import (
+    Recipe,
+    Resolved,
+    Site,
+    dump_config,
+    ensure_assets,
+    load_recipe,
+    load_site,
+    resolve,
+)
 from verl_musa.run import GateMode, RunOptions, gate
 from verl_musa.run.directory import RunDirectory, find_run, new_run_id
 from verl_musa.run.facts import git_facts, needed_packages, package_versions
@@ -125,6 +134,20 @@ def chosen_recipe(options: RunOptions) -> Recipe:
             fix="leave the variants out: a resumed run keeps its own",
         )
     return load_recipe(str(recipe.folder), variants=then)
+
+
+def several_hosts(options: RunOptions) -> tuple[Resolved, Site] | None:
+    """The recipe resolved as far as the site is known, where it is written for several hosts; else None.
+
+    Raises:
+        VerlMusaError: no such recipe or variant, or a mistake in it.
+    """
+    recipe = chosen_recipe(options)
+    if recipe.cluster.nodes == 1:
+        return None
+    site = load_site(options.site)
+    run_dir = (options.runs_dir / recipe.name / new_run_id()).resolve()
+    return resolve(recipe, run_dir=run_dir, site=site, sets=options.sets, without_site=True), site
 
 
 def _resolve(options: RunOptions, recipe: Recipe, run: RunDirectory, sets: Sequence[str]) -> Resolved:
@@ -276,14 +299,6 @@ def _attempt(number: int, resumed_from: int) -> Attempt:
 
 def _check_host(options: RunOptions, resolved: Resolved) -> None:
     cluster = resolved.recipe.cluster
-    if cluster.nodes != 1:
-        raise HostError(
-            "this recipe is written for several hosts",
-            where=resolved.recipe.document.where(("cluster", "nodes")),
-            found=f"cluster.nodes: {cluster.nodes}",
-            expected="1: this version starts its own Ray on this host alone",
-            fix="choose a recipe for one host",
-        )
     check_packages(needed_packages(resolved), resolved.recipe.extras)
     refuse_drift(options.allow_drift)
     check_memory(cluster.host_memory_gib)
@@ -294,13 +309,14 @@ def _check_host(options: RunOptions, resolved: Resolved) -> None:
 
 
 def _check_contents(resolved: Resolved, display: Display) -> None:
-    from verl_musa.data import check_recipe, require
+    from verl_musa.data import require
+    from verl_musa.rules import check_recipe
 
     if resolved.recipe.assets is not None:
         display.phase("making the recipe's assets")
         ensure_assets(resolved.recipe, progress=display.note)
     display.phase("checking model, data and reward function")
-    require(check_recipe(resolved))
+    require(check_recipe(resolved).results)
 
 
 def plan(options: RunOptions, prepared: Prepared, temp_dir: Path) -> RayPlan:

@@ -18,14 +18,15 @@ from verl_musa.diagnose import failures, read_gate
 from verl_musa.errors import HostError, JobFailedError, VerlMusaError
 from verl_musa.observe.display import Display, open_display
 from verl_musa.observe.proof import mccl_calls, read_proofs
-from verl_musa.run import RunOptions, gate
+from verl_musa.recipe import Resolved, Site
+from verl_musa.run import RunOptions, gate, plan_view
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.finish import clean_up, write_metrics
 from verl_musa.run.follow import Follower, Limits
 from verl_musa.run.guardian import Guardian
 from verl_musa.run.launch import expectation, job_command, job_runtime_env, own_variables
 from verl_musa.run.patches import collect, plan_digest
-from verl_musa.run.prepare import Prepared, plan, prepare, write_directory
+from verl_musa.run.prepare import Prepared, plan, prepare, several_hosts, write_directory
 from verl_musa.run.record import Status
 from verl_musa.run.report import check_accepted, differences_allowed, print_summary, summarize, write_report
 from verl_musa.run.signals import InterruptedRunError, Signals
@@ -67,6 +68,9 @@ class Runner:
     def _run(self) -> int:
         if address := os.environ.get("RAY_ADDRESS"):
             self._display.note(f"RAY_ADDRESS={address} is ignored: this run starts a Ray of its own")
+        if (several := several_hosts(self._options)) is not None:
+            self._plan(*several)
+            return 0
         prepared = prepare(self._options, self._display)
         self.run_directory = prepared.run
         if self._options.dry_run:
@@ -81,6 +85,19 @@ class Runner:
             raise
         self._attempt(prepared, ray_plan)
         return 0
+
+    def _plan(self, resolved: Resolved, site: Site) -> None:
+        """A recipe for several hosts: check it, show the whole plan, and say what is missing for the run itself.
+
+        Raises:
+            VerlMusaError: a check failed, or, but for a dry run, what is missing.
+        """
+        plan_view.check(resolved, self._display)
+        self._display.close()
+        for line in plan_view.plan_lines(resolved):
+            self._display.note(line)
+        if not self._options.dry_run:
+            plan_view.refuse(resolved, site)
 
     def _describe(self, prepared: Prepared) -> None:
         """A dry run: write the directory of a new run and say what would be done."""
