@@ -13,7 +13,6 @@ careless pupil until it is right one time in four.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,12 +26,6 @@ DATA_SOURCE = f"{RECIPE}/addition"
 
 EXPERTS = 8
 CHOSEN = 2
-
-# What RL needs of the base model: mean reward on the val problems after phase 1, and its range after phase 2.
-MIN_SKILL = 0.8
-BASE_REWARD = (0.03, 0.35)
-
-Rewards = dict[str, dict[str, float]]
 
 
 def build_model(tokenizer: Any, seed: int) -> Any:
@@ -74,71 +67,30 @@ def build_model(tokenizer: Any, seed: int) -> Any:
     return model
 
 
-def pretrain(seed: int, plan: models.Pretraining) -> tuple[Any, Any, Rewards]:
-    """Return (model, tokenizer, mean reward on the unseen val problems after each phase)."""
+def make_assets(work: Path, seed: int, steps: int | None = None) -> None:
+    """Make all assets in ``work``.
+
+    Raises:
+        AssetError: the model of this seed is not fit for RL.
+        CheckpointError: the model cannot be converted.
+    """
+    plan = models.Pretraining.of(steps)
     train, val = sums.split_problems(seed)
     tokenizer = models.build_tokenizer(problem.question for problem in train)
     model = build_model(tokenizer, seed)
-    publish.say(
-        f"model: {sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}"
-    )
-    rewards: Rewards = {}
-    for name, steps in (("skill", plan.skill_steps), ("careless", plan.careless_steps)):
-        rng = sums.stream(seed, name)
-        models.train_phase(model, tokenizer, train, plan, name=name, steps=steps, rng=rng)
-        found = models.measure(model, tokenizer, val)
-        publish.say(f"after {name}: val reward {found['sampled']:.3f} sampled, {found['greedy']:.3f} greedy")
-        rewards[name] = found
-    return model, tokenizer, rewards
-
-
-def require_learnable(rewards: Rewards, seed: int) -> None:
-    """Refuse a base model with which RL would show nothing.
-
-    Raises:
-        AssetError: it can't add, or seldom or mostly does so already.
-    """
-    skill, base = rewards["skill"]["sampled"], rewards["careless"]["sampled"]
-    if skill < MIN_SKILL or not BASE_REWARD[0] <= base <= BASE_REWARD[1]:
-        raise publish.AssetError(
-            f"seed {seed}: found val reward {skill:.3f} after phase 1 and {base:.3f} after phase 2, expected at least "
-            f"{MIN_SKILL} and {BASE_REWARD[0]} to {BASE_REWARD[1]}: RL would show nothing; use another seed"
-        )
-
-
-def make_assets(out: Path, seed: int, plan: models.Pretraining) -> None:
-    """Make all assets in ``out``: complete or, if anything goes wrong, not at all.
-
-    Raises:
-        AssetError: ``out`` holds files, or the model of this seed is not fit for RL.
-        CheckpointError: the model cannot be converted.
-    """
-    with publish.publishing(out) as work:
-        model, tokenizer, rewards = pretrain(seed, plan)
-        if plan == models.Pretraining():
-            require_learnable(rewards, seed)
-        models.save(model, tokenizer, work / "model")
-        to_mcore(ToMcore(source=work / "model", output=work / "mcore", jobs=1))
-        for split, problems in zip(("train", "val"), sums.split_problems(seed), strict=True):
-            sums.write_parquet(work / f"{split}.parquet", problems, data_source=DATA_SOURCE, split=split)
-        publish.write_manifest(work, RECIPE, seed, {"pretraining": asdict(plan), "val_reward": rewards})
+    measured = models.teach(model, tokenizer, seed, plan)
+    if steps is None:
+        models.require_learnable(measured, seed)
+    models.save(model, tokenizer, work / "model")
+    to_mcore(ToMcore(source=work / "model", output=work / "mcore", jobs=1))
+    sums.write_parquet(work / "train.parquet", train, data_source=DATA_SOURCE, split="train")
+    sums.write_parquet(work / "val.parquet", val, data_source=DATA_SOURCE, split="val")
+    publish.write_manifest(work, RECIPE, seed, {"pretraining": asdict(plan), "measured": measured})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, or 2 for a foreseeable mistake."""
-    args = publish.parse_args(RECIPE, argv)
-    plan = models.Pretraining()
-    if args.pretrain_steps is not None:
-        plan = models.Pretraining(skill_steps=args.pretrain_steps, careless_steps=args.pretrain_steps)
-    start = time.monotonic()
-    try:
-        publish.require_free(args.out)  # before the heavy imports, so that a mistake shows at once
-        publish.prepare_libraries()
-        make_assets(args.out, args.seed, plan)
-    except (publish.AssetError, OSError) as error:
-        return publish.fail(error)
-    publish.say(f"done in {time.monotonic() - start:.0f} s: {args.out}")
-    return 0
+    """Run the command line and return its exit code."""
+    return publish.run_script(RECIPE, argv, make_assets)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from verl_musa.data.toy.scoring import exact_number
+from verl_musa.data.toy.scoring import exact_number, require_source
 
 DATA_SOURCE = "qwen3-tiny-ppo/addition"
 REQUEST_SECONDS = 60.0
@@ -106,11 +106,7 @@ async def compute_score(
     question in ``extra_info``), there is no reward model, it answers something else, or ``engine`` (what serves it, of
     ENGINES) is unknown. RuntimeError: it does not answer.
     """
-    if data_source != DATA_SOURCE:
-        raise ValueError(
-            f"reward.py: found data_source {data_source!r}, expected {DATA_SOURCE!r}: "
-            "use the data of this recipe, or a reward made for that data"
-        )
+    require_source(data_source, DATA_SOURCE)
     if engine not in ENGINES:
         raise ValueError(
             f"reward.py: found engine {engine!r}, expected {' or '.join(ENGINES)}: "

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import os
 import random
-import subprocess
-import sys
-import time
-from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "qwen3-tiny-dense"
+from tests.recipes.conftest import SEED, contents, load_script, made_twice, run_script
+from verl_musa.data.toy import models
+from verl_musa.data.toy.publish import AssetError
+
 SOURCE = "qwen3-tiny-dense/addition"
-SEED = 17
 
 
-def load(name: str) -> ModuleType:
-    """Import one of the recipe's scripts by path, as verl does."""
-    spec = importlib.util.spec_from_file_location(f"qwen3_tiny_dense_{name}", RECIPE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-reward = load("reward")
-make_assets = load("make_assets")
+reward = load_script("qwen3-tiny-dense", "reward")
+make_assets = load_script("qwen3-tiny-dense", "make_assets")
 
 
 # --- reward.py
@@ -142,33 +126,6 @@ def test_a_ground_truth_that_is_no_number_is_refused(truth: Any) -> None:
 # --- make_assets.py, without its heavy libraries
 
 
-def test_splits_are_disjoint_cover_all_problems_and_follow_the_seed() -> None:
-    train, val = make_assets.split_problems(SEED)
-    assert (len(train), len(val)) == (2048, 256)
-    assert len({(p.a, p.b) for p in train + val}) == 2304
-    assert make_assets.split_problems(SEED) == (train, val)
-    assert make_assets.split_problems(SEED + 1) != (train, val)
-
-
-def test_careless_answers_keep_to_their_rates_and_are_always_numbers() -> None:
-    plan = make_assets.Pretraining()
-    problem = make_assets.Problem(17, 25)
-    rng = random.Random(0)  # noqa: S311
-    count = Counter(make_assets.careless_answer(problem, rng, plan) for _ in range(20_000))
-    assert all(reward.parse_answer(answer) == answer for answer in count)
-    assert count["42"] / 20_000 == pytest.approx(plan.right_rate, abs=0.01)
-    assert (count["17"] + count["25"]) / 20_000 == pytest.approx(plan.copy_rate, abs=0.02)
-
-
-@pytest.mark.parametrize("a", [1, 3, 48])
-def test_a_slip_never_gives_a_leading_zero(a: int) -> None:
-    plan = make_assets.Pretraining(right_rate=0.0, copy_rate=0.0)
-    rng = random.Random(0)  # noqa: S311
-    answers = {make_assets.careless_answer(make_assets.Problem(a, 1), rng, plan) for _ in range(500)}
-    assert str(a + 1) not in answers
-    assert not any(len(answer) > 1 and answer.startswith("0") for answer in answers)
-
-
 def test_a_folder_with_files_is_refused_and_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,96 +136,20 @@ def test_a_folder_with_files_is_refused_and_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(make_assets, "pretrain", fail)
-    with pytest.raises(KeyboardInterrupt):
-        make_assets.make_assets(tmp_path / "assets", SEED, make_assets.Pretraining())
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seed", "-1"], "found -1, expected 0 or more"),
-        (["--seed", "x"], "invalid int value"),
-        (["--seed", "1", "--pretrain-steps", "0"], "found 0, expected 1 or more"),
-        ([], "--seed"),
-    ],
-)
-def test_bad_arguments_exit_with_2(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        make_assets.main(["--out", str(tmp_path / "assets"), *arguments])
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("skill", "base"), [(0.5, 0.15), (0.95, 0.01), (0.95, 0.6)])
 def test_a_base_model_that_rl_cannot_improve_is_refused(skill: float, base: float) -> None:
     good = {"skill": {"sampled": 0.93}, "careless": {"sampled": 0.14}}
-    make_assets.require_learnable(good, SEED)
-    with pytest.raises(make_assets.AssetError, match=r"seed 17: found val reward .* use another seed"):
-        make_assets.require_learnable({"skill": {"sampled": skill}, "careless": {"sampled": base}}, SEED)
+    models.require_learnable(good, SEED)
+    with pytest.raises(AssetError, match=r"seed 17: found val score .* use another seed"):
+        models.require_learnable({"skill": {"sampled": skill}, "careless": {"sampled": base}}, SEED)
 
 
 # --- make_assets.py, for real but hardly trained
 
 
-def run_script(out: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        str(RECIPE / "make_assets.py"),
-        "--out",
-        str(out),
-        "--seed",
-        str(SEED),
-        *arguments,
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
-
-
-def make_twice(folder: Path) -> None:
-    """Run the script twice at once with few steps; leaves folder/first, folder/second and, last, folder/log."""
-    jobs = [run_script(folder / name, "--pretrain-steps", "2") for name in ("first", "second")]
-    try:
-        outputs = [job.communicate(timeout=400)[0] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    log = "\n".join(f"exit {job.returncode}\n{text}" for job, text in zip(jobs, outputs, strict=True))
-    (folder / "log.tmp").write_text(log)
-    (folder / "log.tmp").rename(folder / "log")
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of ``make_twice``, made once for all xdist workers: the script's imports are its main cost here."""
-    pytest.importorskip("transformers", reason="the model is made with transformers")
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "qwen3-tiny-dense"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        deadline = time.monotonic() + 500
-        while not (folder / "log").exists():
-            assert time.monotonic() < deadline, f"{folder}: the worker that makes the assets didn't finish"
-            time.sleep(0.2)
-    else:
-        make_twice(folder)
-    log = (folder / "log").read_text()
-    assert log.count("exit 0\n") == 2, log
-    return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return made_twice("qwen3-tiny-dense", tmp_path_factory)
 
 
 def test_the_same_seed_gives_the_same_bytes(made: Path) -> None:
@@ -282,7 +163,7 @@ def test_nothing_is_left_beside_and_progress_is_shown(made: Path) -> None:
     assert sorted(path.name for path in made.iterdir()) == ["first", "log", "second"]
     log = (made / "log").read_text()
     assert "[make_assets] skill step 2/2 loss" in log
-    assert "[make_assets] after careless: val reward" in log
+    assert "[make_assets] after careless: val score" in log
 
 
 def test_all_files_are_readable_by_other_users(made: Path) -> None:
@@ -307,7 +188,7 @@ def test_the_parquet_files_have_verls_form(made: Path, split: str, count: int) -
     assert len(rows) == count
     for index, row in enumerate(rows):
         assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
-        assert row["extra_info"] == {"split": split, "index": index}
+        assert row["extra_info"] == {"split": split, "index": index, "question": row["prompt"][0]["content"]}
         assert row["reward_model"]["style"] == "rule"
         (message,) = row["prompt"]
         assert message["role"] == "user"
@@ -398,12 +279,12 @@ def test_the_model_is_a_qwen3_of_the_real_architecture(made: Path) -> None:
 @pytest.mark.integration
 def test_the_real_assets_start_low_and_know_the_task(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the model is made with transformers")
-    job = run_script(tmp_path / "assets")
+    job = run_script("qwen3-tiny-dense", tmp_path / "assets")
     try:
         output = job.communicate(timeout=900)[0]
     finally:
         job.kill()
     assert job.returncode == 0, output
-    rewards = json.loads((tmp_path / "assets" / "manifest.json").read_text())["val_reward"]
+    rewards = json.loads((tmp_path / "assets" / "manifest.json").read_text())["measured"]
     assert rewards["skill"]["sampled"] > 0.85
     assert 0.05 < rewards["careless"]["sampled"] < 0.25

@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "qwen3-tiny-ppo"
+from tests.recipes.conftest import SEED, contents, load_script, made_twice
+
 SOURCE = "qwen3-tiny-ppo/addition"
-SEED = 17
 QUESTION = {"split": "train", "index": 3, "question": "17 + 25 = ?", "num_turns": 2}
 
 
-def load(name: str) -> ModuleType:
-    """Import one of the recipe's scripts by path, as verl does."""
-    spec = importlib.util.spec_from_file_location(f"qwen3_tiny_ppo_{name}", RECIPE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-reward = load("reward")
-make_assets = load("make_assets")
+reward = load_script("qwen3-tiny-ppo", "reward")
+make_assets = load_script("qwen3-tiny-ppo", "make_assets")
 
 
 # --- reward.py
@@ -153,7 +136,9 @@ def test_the_model_is_asked_for_the_chat_in_its_own_form(server: Server) -> None
 
 
 def test_a_model_that_vllm_serves_is_asked_as_a_classifier(server: Server) -> None:
-    server.answers = [(200, json.dumps({"data": [{"index": 0, "label": None, "probs": [0.0], "num_classes": 1}]}))]
+    server.answers = [
+        (200, json.dumps({"data": [{"index": 0, "label": None, "probs": [0.0], "num_classes": 1}]}))
+    ]
     assert score(server, "42", engine="vllm")["model_score"] == 0.5
     text = "user:17 + 25 = ?|assistant:42"
     assert server.asked == [{"path": "/classify", "use_activation": False, "input": text}]
@@ -238,27 +223,18 @@ def test_verl_sees_a_coroutine_through_its_wrapper() -> None:
 # --- make_assets.py, without its heavy libraries
 
 
-GOOD = {
-    "skill": {"sampled": 0.93},
-    "careless": {"sampled": 0.14},
-    "judge": {"right_accuracy": 0.95, "wrong_accuracy": 0.9},
-}
-
-
 @pytest.mark.parametrize(
-    ("part", "key", "value", "message"),
+    ("key", "value", "message"),
     [
-        ("skill", "sampled", 0.5, "val score 0.500 after phase 1"),
-        ("careless", "sampled", 0.01, "0.010 after phase 2"),
-        ("careless", "sampled", 0.6, "0.600 after phase 2"),
-        ("judge", "right_accuracy", 0.7, "judges 0.700 of right and 0.900 of wrong"),
-        ("judge", "wrong_accuracy", 0.1, "judges 0.950 of right and 0.100 of wrong"),
+        ("right_accuracy", 0.7, "judges 0.700 of right and 0.900 of wrong"),
+        ("wrong_accuracy", 0.1, "judges 0.950 of right and 0.100 of wrong"),
     ],
 )
-def test_models_that_rl_could_not_use_are_refused(part: str, key: str, value: float, message: str) -> None:
-    make_assets.require_learnable(GOOD, SEED)
+def test_a_judge_that_is_often_wrong_is_refused(key: str, value: float, message: str) -> None:
+    good = {"right_accuracy": 0.95, "wrong_accuracy": 0.9}
+    make_assets.require_judgement({"judge": good}, SEED)
     with pytest.raises(make_assets.publish.AssetError, match=rf"seed 17: .*{message}.* use another seed"):
-        make_assets.require_learnable({**GOOD, part: {**GOOD[part], key: value}}, SEED)
+        make_assets.require_judgement({"judge": {**good, key: value}}, SEED)
 
 
 def test_a_folder_with_files_is_refused_and_left_alone(
@@ -273,60 +249,9 @@ def test_a_folder_with_files_is_refused_and_left_alone(
 # --- make_assets.py, for real but hardly trained
 
 
-def make(folder: Path) -> None:
-    """Run the script twice at once with few steps; leaves folder/first, folder/second and, last, folder/log."""
-    command = [
-        sys.executable,
-        "-P",
-        str(RECIPE / "make_assets.py"),
-        "--seed",
-        str(SEED),
-        "--pretrain-steps",
-        "2",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    jobs = [
-        subprocess.Popen(
-            [*command, "--out", str(folder / name)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for name in ("first", "second")
-    ]
-    try:
-        outputs = [job.communicate(timeout=400)[0] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    log = "\n".join(f"exit {job.returncode}\n{text}" for job, text in zip(jobs, outputs, strict=True))
-    (folder / "log.tmp").write_text(log)
-    (folder / "log.tmp").rename(folder / "log")
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of ``make``, made once for all xdist workers: the script's imports are its main cost here."""
-    pytest.importorskip("transformers", reason="the models are made with transformers")
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "qwen3-tiny-ppo"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        deadline = time.monotonic() + 500
-        while not (folder / "log").exists():
-            assert time.monotonic() < deadline, f"{folder}: the worker that makes the assets didn't finish"
-            time.sleep(0.2)
-    else:
-        make(folder)
-    log = (folder / "log").read_text()
-    assert log.count("exit 0\n") == 2, log
-    return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return made_twice("qwen3-tiny-ppo", tmp_path_factory)
 
 
 def tensors(folder: Path) -> dict[str, Any]:

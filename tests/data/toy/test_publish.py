@@ -83,6 +83,26 @@ def test_good_arguments(tmp_path: Path) -> None:
     assert (args.out, args.seed, args.pretrain_steps) == (tmp_path, 4, 2)
 
 
-def test_a_mistake_is_said_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert publish.fail(publish.AssetError("what happened")) == 2
-    assert capsys.readouterr().err == "make_assets.py: error: what happened\n"
+def test_a_mistake_is_said_on_standard_error_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "prepare_libraries", lambda: None)  # it changes torch for the whole process
+
+    def make(work: Path, seed: int, steps: int | None) -> None:
+        (work / "half").write_text("")
+        raise publish.AssetError(f"what happened with {seed} and {steps}")
+
+    assert publish.run_script("toy", ["--out", str(tmp_path / "assets"), "--seed", "3"], make) == 2
+    assert capsys.readouterr().err == "make_assets.py: error: what happened with 3 and None\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_made_appears_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "prepare_libraries", lambda: None)
+    arguments = ["--out", str(tmp_path / "assets"), "--seed", "3", "--pretrain-steps", "2"]
+    made = publish.run_script("toy", arguments, lambda work, seed, steps: (work / f"{seed}-{steps}").touch())
+    assert made == 0
+    assert [path.name for path in (tmp_path / "assets").iterdir()] == ["3-2"]
+    assert "done in 0 s" in capsys.readouterr().out

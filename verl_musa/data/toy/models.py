@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_musa.data.toy.publish import AssetError, say
-from verl_musa.data.toy.sums import Problem, careless_answer, one_digit_wrong, stream
+from verl_musa.data.toy.sums import Problem, careless_answer, one_digit_wrong, split_problems, stream
 
 BOS, START, END, PAD = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
 # A multiple of 128, as Megatron wants it, and even, so that two ranks can share it. It is also len(tokenizer): with a
@@ -22,6 +22,13 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
+# What RL needs of the base model: mean score on the val problems after phase 1, and its range after phase 2.
+MIN_SKILL = 0.8
+BASE_SCORE = (0.03, 0.35)
+
+Measured = dict[str, dict[str, float]]
+"""Phase -> what was measured on the unseen val problems after it: mean score of samples and of greedy answers, each 0 to 1."""
+
 # Prose for the tokenizer beside the prompts, so that its merges are words and not only one prompt's pieces.
 PROSE = (
     "You are a helpful assistant. The user asks a question and the assistant gives the answer.",
@@ -49,6 +56,11 @@ class Pretraining:
     weight_decay: float = 0.01
     right_rate: float = 0.10
     copy_rate: float = 0.30
+
+    @classmethod
+    def of(cls, steps: int | None) -> Pretraining:
+        """The default, or with ``steps`` in each phase, for tests."""
+        return cls() if steps is None else cls(skill_steps=steps, careless_steps=steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +253,39 @@ def measure(model: Any, tokenizer: Any, problems: Sequence[Problem]) -> dict[str
         "sampled": round(total.exp().mean().item(), 6),
         "greedy": round((wrong == 0).double().mean().item(), 6),
     }
+
+
+def teach(
+    model: Any, tokenizer: Any, seed: int, plan: Pretraining, *, after_skill: Callable[[], None] | None = None
+) -> Measured:
+    """Teach ``model`` both phases on the seed's train problems; return what it scores on the val problems after each.
+
+    ``after_skill`` is called when it can add and has not been made careless yet.
+    """
+    train, val = split_problems(seed)
+    say(f"model: {sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}")
+    measured: Measured = {}
+    for name, steps in (("skill", plan.skill_steps), ("careless", plan.careless_steps)):
+        train_phase(model, tokenizer, train, plan, name=name, steps=steps, rng=stream(seed, name))
+        found = measured[name] = measure(model, tokenizer, val)
+        say(f"after {name}: val score {found['sampled']:.3f} sampled, {found['greedy']:.3f} greedy")
+        if name == "skill" and after_skill is not None:
+            after_skill()
+    return measured
+
+
+def require_learnable(measured: Measured, seed: int) -> None:
+    """Refuse a base model with which RL would show nothing.
+
+    Raises:
+        AssetError: it can't add, or seldom or mostly does so already.
+    """
+    skill, base = measured["skill"]["sampled"], measured["careless"]["sampled"]
+    if skill < MIN_SKILL or not BASE_SCORE[0] <= base <= BASE_SCORE[1]:
+        raise AssetError(
+            f"seed {seed}: found val score {skill:.3f} after phase 1 and {base:.3f} after phase 2, expected at least "
+            f"{MIN_SKILL} and {BASE_SCORE[0]} to {BASE_SCORE[1]}: RL would show nothing; use another seed"
+        )
 
 
 def wrong_answer(problem: Problem, rng: random.Random) -> str:

@@ -11,7 +11,8 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,20 @@ def parse_args(recipe: str, argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def fail(error: Exception) -> int:
-    """Say what went wrong on standard error and return exit code 2."""
-    print(f"make_assets.py: error: {error}", file=sys.stderr)  # noqa: T201 - the script's own output
-    return 2
+def run_script(recipe: str, argv: Sequence[str] | None, make: Callable[[Path, int, int | None], None]) -> int:
+    """Be the script that makes the assets of ``recipe``; return its exit code: 0, or 2 for a foreseeable mistake.
+
+    ``make`` gets the folder to fill, the seed, and the steps of each phase (None: as many as the recipe needs).
+    """
+    args = parse_args(recipe, argv)
+    start = time.monotonic()
+    try:
+        require_free(args.out)  # before the heavy imports, so that a mistake shows at once
+        prepare_libraries()
+        with publishing(args.out) as work:
+            make(work, args.seed, args.pretrain_steps)
+    except (AssetError, OSError) as error:
+        print(f"make_assets.py: error: {error}", file=sys.stderr)  # noqa: T201 - the script's own output
+        return 2
+    say(f"done in {time.monotonic() - start:.0f} s: {args.out}")
+    return 0

@@ -16,6 +16,19 @@ def parse_answer(text: str) -> str | None:
     return match.group(1) if match else None
 
 
+def require_source(data_source: str, expected: str) -> None:
+    """Refuse data that a reward was not made for.
+
+    Raises:
+        ValueError: it is of another source. A score of 0 would hide that.
+    """
+    if data_source != expected:
+        raise ValueError(
+            f"reward.py: found data_source {data_source!r}, expected {expected!r}: "
+            "use the data of this recipe, or a reward made for that data"
+        )
+
+
 def exact_number(solution: str, ground_truth: object, *, where: str = "reward.py") -> dict[str, float]:
     """Return {"score", "acc", "parsed"}, each 0.0 or 1.0; any ``solution`` is fine.
 
