@@ -153,7 +153,9 @@ def test_the_model_is_asked_for_the_chat_in_its_own_form(server: Server) -> None
 
 
 def test_a_model_that_vllm_serves_is_asked_as_a_classifier(server: Server) -> None:
-    server.answers = [(200, json.dumps({"data": [{"index": 0, "label": None, "probs": [0.0], "num_classes": 1}]}))]
+    server.answers = [
+        (200, json.dumps({"data": [{"index": 0, "label": None, "probs": [0.0], "num_classes": 1}]}))
+    ]
     assert score(server, "42", engine="vllm")["model_score"] == 0.5
     text = "user:17 + 25 = ?|assistant:42"
     assert server.asked == [{"path": "/classify", "use_activation": False, "input": text}]
