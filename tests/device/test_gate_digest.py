@@ -108,3 +108,14 @@ def test_fused_parameters_are_taken_apart_under_hugging_faces_names() -> None:
     assert found["model.layers.1.mlp.experts.5.down_proj.weight"].shape == (4, 3)
     assert "model.embed_tokens.weight" in found
     assert gate_digest.digests(model)["model.embed_tokens.weight"].startswith("float32|10x4|")
+
+
+def test_experts_of_vllm_lie_one_module_deeper() -> None:
+    model = Model()
+    owner = "model.layers.1.mlp.experts"
+    model.parameters = {f"{owner}.routed_experts.w2_weight": tensor(3, 4, 3, seed=6)}
+    for rank, first in ((0, 0), (1, 3)):
+        model.modules = {f"{owner}.routed_experts": SimpleNamespace(moe_config=SimpleNamespace(ep_rank=rank))}
+        assert list(dict(gate_digest.pieces(model))) == [
+            f"{owner}.{number}.down_proj.weight" for number in range(first, first + 3)
+        ]

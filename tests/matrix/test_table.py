@@ -56,7 +56,9 @@ def test_variants_laid_over_each_other_resolve(named: str) -> None:
     assert actor["strategy"] in {"fsdp2", "megatron"}
     if config["algorithm"]["adv_estimator"] == "gae":
         assert critic["strategy"] == actor["strategy"]
-    assert config["actor_rollout_ref"]["rollout"]["name"] == ("vllm" if "vllm" in recipe.variants else "sglang")
+    assert config["actor_rollout_ref"]["rollout"]["name"] == (
+        "vllm" if "vllm" in recipe.variants else "sglang"
+    )
     assert recipe.placement == ("split" if "split" in recipe.variants else "colocated")
     assert variables["MUSA_SIM_DEVICES"] == str(recipe.cluster.devices_per_node)
 

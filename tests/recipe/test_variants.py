@@ -154,9 +154,7 @@ def test_a_variant_may_drop_what_another_sets_if_it_is_named(folder: Path) -> No
     for named in (("undo",), ("later", "undo")):
         assert do(folder, *named).config["trainer"]["save_freq"] == plain.config["trainer"]["save_freq"]
     # What it says itself is laid over afterwards.
-    variant(
-        folder, "both", "summary: x\ndrop_if_set: [trainer.save_freq]\nconfig: {trainer.save_freq: 7}\n"
-    )
+    variant(folder, "both", "summary: x\ndrop_if_set: [trainer.save_freq]\nconfig: {trainer.save_freq: 7}\n")
     assert do(folder, "later", "both").config["trainer"]["save_freq"] == 7
 
 

@@ -10,6 +10,8 @@ import torch
 CHUNK = 1 << 22
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK = (1 << 64) - 1
+VLLM_EXPERTS = ".routed_experts"
+"""vLLM holds the experts' weights one module deeper than Hugging Face names them."""
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -85,9 +87,15 @@ def pieces(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{owner[:-12]}gate_proj.{kind}", gate
             yield f"{owner[:-12]}up_proj.{kind}", up
         elif kind in {"w13_weight", "w2_weight"}:
-            yield from _experts(owner, kind, data, getattr(module, "moe_ep_rank", 0) or 0)
+            yield from _experts(owner.removesuffix(VLLM_EXPERTS), kind, data, _expert_rank(module))
         else:
             yield name, data
+
+
+def _expert_rank(module: Any) -> int:
+    """The expert-parallel rank of a layer of experts, SGLang's or vLLM's."""
+    holder = module if hasattr(module, "moe_ep_rank") else getattr(module, "moe_config", None)
+    return int(getattr(holder, "moe_ep_rank", None) or getattr(holder, "ep_rank", None) or 0)
 
 
 def _experts(owner: str, kind: str, data: torch.Tensor, ep_rank: int) -> Iterator[tuple[str, torch.Tensor]]:
