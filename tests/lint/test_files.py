@@ -82,6 +82,21 @@ def test_byte_order_mark_and_dos_lines(here: Path) -> None:
     assert finding.where == "a.py:2:5"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", "甲 = f('中文', '/mnt/x')\n"),
+        ("a.sh", "x '中文' '/mnt/x'\n"),
+        ("a.yaml", "甲: [中文, /mnt/x]\n"),
+        ("b.py", "甲 = '中文', 'hf" + "_q7Zk2Vd9Xw4Tn8Rb3Yc6Lm1Pf5Hs0JgAaE'\n"),
+    ],
+)
+def test_columns_are_characters(here: Path, name: str, text: str) -> None:
+    write(here / name, text)
+    (finding,) = lint([Path()]).findings
+    assert text[finding.column - 1 :].lstrip("'").startswith(("/mnt/x", "hf"))
+
+
 def test_exclude(here: Path) -> None:
     write(here / "pyproject.toml", '[tool.verl-musa.lint]\nexclude = ["old", "sub/*_gen.py"]\n')
     write(here / "sub/pyproject.toml", "[tool.other]\n")

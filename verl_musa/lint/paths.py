@@ -79,7 +79,7 @@ def judge(
         only_known_roots: it stands in a unit test, where paths such as ``/models/x`` are made up and never opened.
     """
     path = path.strip().removeprefix("file://")
-    if _PLACEHOLDER.search(path) or re.search(r"[\s\\|^*]", path):
+    if _PLACEHOLDER.search(path) or re.search(r"[\s\\|^*:]", path):
         return None
     if path.startswith("~"):
         return None if in_image else _judge_home(path)
