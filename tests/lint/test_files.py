@@ -76,6 +76,18 @@ def test_what_is_left_out_is_said(here: Path) -> None:
     assert all("left out" in note for note in report.notes)
 
 
+def test_a_file_that_cannot_be_read_is_a_note(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(here / "a.py")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    report = lint([Path()])
+    assert report.files == 0
+    assert report.notes == ["a.py: left out: Permission denied"]
+
+
 def test_byte_order_mark_and_dos_lines(here: Path) -> None:
     (here / "a.py").write_bytes(b"\xef\xbb\xbfB = 1\r\nA = '/mnt/x'\r\n")
     (finding,) = lint([Path()]).findings

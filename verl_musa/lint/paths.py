@@ -50,7 +50,8 @@ _SITE_HOMES: Final = re.compile(
     r"/[^/]+(?:/[^/]+)?/(?:users?|home|homes|people|personal)/([A-Za-z][\w.-]+)(?=/)"
 )
 _ROUTE_PART: Final = re.compile(
-    r"v\d+|api|metrics|health\w*|generate|chat|completions|static|docs|openapi\.json|spec|metadata|status", re.IGNORECASE
+    r"v\d+|api|metrics|health\w*|generate|chat|completions|static|docs|openapi\.json|spec|metadata|status",
+    re.IGNORECASE,
 )
 _TOKEN: Final = re.compile(
     r"(?:(?<=^)|(?<=[\s=:,;\"'`(\[@]))(?:file://)?(~?[\w.-]*/[^\s\"'`,;:|()\[\]{}$*?&\\!]*)", re.MULTILINE
