@@ -88,6 +88,7 @@ def test_select_and_ignore(folder: Path, capsys: Output) -> None:
         (["nowhere"], "no such file or folder"),
         (["--installed", "no-such-distribution"], "is not installed here"),
         (["--select", "x"], "no rule 'x'"),
+        (["--sarif", "none/out.sarif"], "no folder for the SARIF file"),
     ],
 )
 def test_bad_input(folder: Path, capsys: Output, arguments: list[str], said: str) -> None:

@@ -18,7 +18,7 @@ WANTED = "The actor is dead because its worker process has died. Worker exit typ
 
 
 def actor(state: str = "DEAD", reason: str = "WORKER_DIED", message: str = KILLED) -> dict[str, Any]:
-    context = {"reason": reason, "error_message": message, "node_ip_address": "192.0.2.5", "pid": 77}
+    context = {"reason": reason, "error_message": message, "node_ip_address": "10.0.0.5", "pid": 77}
     return {
         "actor_id": "a",
         "class_name": "WorkerDict",
@@ -55,7 +55,7 @@ def test_a_dead_worker_is_described_with_its_last_lines(tmp_path: Path) -> None:
     (logs / "worker-bb-01-78.err").write_text("somebody else\n")
     text = str(describe_actor(actor(), tmp_path))
     assert text.startswith(
-        "worker WorkerDict 'abcWorkerDict_0:1' (pid 77, node 192.0.2.5) died: its process was killed"
+        "worker WorkerDict 'abcWorkerDict_0:1' (pid 77, node 10.0.0.5) died: its process was killed"
     )
     assert "a long list" not in text
     assert "    | step 1\n    | oh no" in text

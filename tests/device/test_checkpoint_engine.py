@@ -277,12 +277,12 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], said: str) ->
 
 
 def test_topology_has_one_sender_and_all_rollout_workers() -> None:
-    members = [Member(("192.0.2.1", 4), None), Member(None, None), Member(None, None), Member(None, None)]
+    members = [Member(("10.0.0.1", 4), None), Member(None, None), Member(None, None), Member(None, None)]
     actor, rollout = MCCLCheckpointEngine.build_topology(2, 2, members)
     assert actor["rank"] == [0, -1]
     assert rollout["rank"] == [1, 2]
     assert {*actor["size"], *rollout["size"]} == {3}
-    assert {*actor["endpoint"], *rollout["endpoint"]} == {("192.0.2.1", 4)}
+    assert {*actor["endpoint"], *rollout["endpoint"]} == {("10.0.0.1", 4)}
     assert len({*actor["token"], *rollout["token"]}) == 1
 
 

@@ -76,10 +76,37 @@ def test_what_is_left_out_is_said(here: Path) -> None:
     assert all("left out" in note for note in report.notes)
 
 
+def test_a_file_that_cannot_be_read_is_a_note(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(here / "a.py")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    report = lint([Path()])
+    assert report.files == 0
+    assert report.notes == ["a.py: left out: Permission denied"]
+
+
 def test_byte_order_mark_and_dos_lines(here: Path) -> None:
     (here / "a.py").write_bytes(b"\xef\xbb\xbfB = 1\r\nA = '/mnt/x'\r\n")
     (finding,) = lint([Path()]).findings
     assert finding.where == "a.py:2:5"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", "甲 = f('中文', '/mnt/x')\n"),
+        ("a.sh", "x '中文' '/mnt/x'\n"),
+        ("a.yaml", "甲: [中文, /mnt/x]\n"),
+        ("b.py", "甲 = '中文', 'hf" + "_q7Zk2Vd9Xw4Tn8Rb3Yc6Lm1Pf5Hs0JgAaE'\n"),
+    ],
+)
+def test_columns_are_characters(here: Path, name: str, text: str) -> None:
+    write(here / name, text)
+    (finding,) = lint([Path()]).findings
+    assert text[finding.column - 1 :].lstrip("'").startswith(("/mnt/x", "hf"))
 
 
 def test_exclude(here: Path) -> None:

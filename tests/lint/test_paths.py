@@ -59,6 +59,7 @@ def test_faults(text: str, rule: str) -> None:
         "^/mnt/.*",
         "/api/users/list/all",
         "/$HOME",
+        "/mnt/a:/usr/b",
     ],
 )
 def test_no_faults(text: str) -> None:

@@ -52,7 +52,8 @@ def found(code: str, file: str = "a.py") -> list[tuple[str, int]]:
         ("json.dump(x, open('/home/alice/x.json', 'w'))", "debug.dump"),
         ("Path('/root/debug.txt').write_text('x')", "debug.dump"),
         ("open('/tmp/debug_3.log', mode='w')", "debug.dump"),
-        ("ray.util.pdb.set_trace()", "debug.breakpoint"),
+        ("import ray; ray.util.pdb.set_trace()", "debug.breakpoint"),
+        ("import ipdb as pdb; pdb.set_trace()", "debug.breakpoint"),
         ("def f(a, /, b='/mnt/x', *, c=1): pass", "path.machine"),
         ("x: str = '/mnt/x'", "path.machine"),
         ("@hydra.main(config_path='/mnt/conf')\ndef f(): pass", "path.machine"),
@@ -71,6 +72,8 @@ def test_faults(code: str, rule: str) -> None:
     "code",
     [
         "torch.save(x, path)",
+        "pdb = Debugger(); pdb.set_trace(frame)",
+        "path = f'/spec/groups/{x}/replicas'",
         "torch.save(x, folder + '/debug.pt')",
         "torch.save(x, 'model.pt')",
         "np.save(buffer, x)",
@@ -100,6 +103,9 @@ def test_made_up_paths_and_addresses_in_unit_tests() -> None:
     assert found("open('/runs/tiny/x')", "tests/test_a.py") == []
     assert found("open('/runs/tiny/x')", "pkg/a.py") == [("path.machine", 1)]
     assert found("open('/mnt/x')", "tests/test_a.py") == [("path.machine", 1)]
+    assert found("HOST = '10.0.0.1'", "tests/test_a.py") == []
+    assert found("HOST = '10.0.0.1'", "tests/support.py") == [("net.address", 1)]
+    assert found("os.system('ssh 10.0.0.1 ls')", "tests/test_a.py") == [("net.address", 1)]
 
 
 def test_lines_inside_long_texts() -> None:

@@ -34,6 +34,8 @@ def found(text: str) -> list[tuple[str, int]]:
         ("model_path: /oss/x\n", [("path.machine", 1)]),
         ("a.model_path: /oss/x\n", [("path.machine", 1)]),
         ("url_path: /oss/x\n", []),
+        ("volumes: ['/mnt/x:/mnt/y']\n", [("path.machine", 1)]),
+        ("volumes: ['x:/mnt/y']\n", []),
         ("network: {MCCL_IB_HCA: 'mlx5_0:1'}\n", [("net.interface", 1)]),
         ("a: [\n", [("file.syntax", 2)]),
         ("", []),

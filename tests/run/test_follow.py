@@ -33,7 +33,7 @@ ALIVE = [
 KILLED = {
     "reason": "WORKER_DIED",
     "error_message": "The actor is dead. Worker exit type: SYSTEM_ERROR Worker exit detail: gone.",
-    "node_ip_address": "192.0.2.1",
+    "node_ip_address": "10.0.0.1",
 }
 DEAD = {**ALIVE[0], "state": "DEAD", "name": "w0", "death_cause": {"actor_died_error_context": KILLED}}
 
@@ -178,7 +178,7 @@ def test_a_dead_worker_is_the_cause_whether_the_job_ends_or_hangs(make: Make, st
     assert follower.ray.session_dir is not None
     (follower.ray.session_dir / "logs" / "worker-a-01-11.err").write_text("last words\n")
     with pytest.raises(
-        JobFailedError, match=r"worker WorkerDict 'w0' \(pid 11, node 192.0.2.1\) died"
+        JobFailedError, match=r"worker WorkerDict 'w0' \(pid 11, node 10.0.0.1\) died"
     ) as caught:
         follower.follow()
     assert "| last words" in str(caught.value)

@@ -56,11 +56,14 @@ def lint(
     could not be parsed. docs/lint.md explains each rule.
     """
     from verl_musa.checks import exit_code
+    from verl_musa.errors import LintError
     from verl_musa.fileio import write_json
     from verl_musa.lint import as_json as plain
     from verl_musa.lint import lint as run_lint
     from verl_musa.lint import render, to_sarif
 
+    if sarif is not None and not sarif.parent.is_dir():
+        raise LintError("no folder for the SARIF file", where=str(sarif), fix=f"mkdir -p {sarif.parent}")
     able = _can_check_recipes()
     report = run_lint(
         paths or ([] if installed else [Path()]),

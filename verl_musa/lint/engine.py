@@ -79,7 +79,10 @@ def _wanted(select: Sequence[str], ignore: Sequence[str]) -> frozenset[str]:
 
 
 def _lint_file(target: files.Target, wanted: frozenset[str]) -> Report:
-    raw = target.path.read_bytes()
+    try:
+        raw = target.path.read_bytes()
+    except OSError as error:
+        return Report(notes=[f"{target.shown}: left out: {error.strerror}"])
     if b"\0" in raw:
         return Report(notes=[f"{target.shown}: left out: binary"])
     try:

@@ -105,16 +105,25 @@ class Source:
     def finding(
         self, rule: Rule, line: int, column: int, message: str, *, fix: str = "", statement: int = 0
     ) -> Finding:
-        """A finding in this file; ``fix`` defaults to the rule's own."""
+        """A finding in this file; ``fix`` defaults to the rule's own.
+
+        ``column`` counts as the kind's parser does: UTF-8 bytes, in YAML characters. The finding has characters.
+        """
         return Finding(
             rule=rule,
             file=self.file,
             line=line,
-            column=column,
+            column=column if self.kind is Kind.YAML else self._characters(line, column),
             message=message,
             fix=fix or rule.fix,
             statement=statement or line,
         )
+
+    def _characters(self, line: int, column: int) -> int:
+        text = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        if not column or text.isascii():
+            return column
+        return len(text.encode()[: column - 1].decode(errors="ignore")) + 1
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ _SITE_HOMES: Final = re.compile(
     r"/[^/]+(?:/[^/]+)?/(?:users?|home|homes|people|personal)/([A-Za-z][\w.-]+)(?=/)"
 )
 _ROUTE_PART: Final = re.compile(
-    r"v\d+|api|metrics|health\w*|generate|chat|completions|static|docs|openapi\.json", re.IGNORECASE
+    r"v\d+|api|metrics|health\w*|generate|chat|completions|static|docs|openapi\.json|spec|metadata|status",
+    re.IGNORECASE,
 )
 _TOKEN: Final = re.compile(
     r"(?:(?<=^)|(?<=[\s=:,;\"'`(\[@]))(?:file://)?(~?[\w.-]*/[^\s\"'`,;:|()\[\]{}$*?&\\!]*)", re.MULTILINE
@@ -79,7 +80,7 @@ def judge(
         only_known_roots: it stands in a unit test, where paths such as ``/models/x`` are made up and never opened.
     """
     path = path.strip().removeprefix("file://")
-    if _PLACEHOLDER.search(path) or re.search(r"[\s\\|^*]", path):
+    if _PLACEHOLDER.search(path) or re.search(r"[\s\\|^*:]", path):
         return None
     if path.startswith("~"):
         return None if in_image else _judge_home(path)

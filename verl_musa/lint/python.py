@@ -66,6 +66,12 @@ class _Reader:
         self._tree = tree
         self._places = Places(tree)
         self._done: set[ast.AST] = set()
+        self._imported = {"breakpoint"} | {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
         self._is_test = bool(_TEST.fullmatch(PurePath(source.file).name))
 
     def findings(self) -> Iterator[Finding]:
@@ -95,12 +101,12 @@ class _Reader:
                 used_as_path=place is Place.PATH,
                 only_known_roots=self._is_test,
             )
-        if (place is Place.COMMAND or not words) and not self._places.is_version(node):
+        if (place is Place.COMMAND or not (words or self._is_test)) and not self._places.is_version(node):
             yield from texts.address_findings(self._source, text, line, column, statement=statement)
 
     def _call(self, call: ast.Call) -> Iterator[Finding]:
         name = dotted(call.func)
-        if _BREAKPOINTS.fullmatch(name):
+        if _BREAKPOINTS.fullmatch(name) and name.partition(".")[0] in self._imported:
             yield self._finding(rules.DEBUG_BREAKPOINT, call, f"{name}()")
         if is_command_call(call) and call.args and (ended := _KILLED.search(_command_text(call.args[0]))):
             yield self._finding(rules.KILL_BY_NAME, call, ended[0].strip())

@@ -132,7 +132,7 @@ YAML_EMPTY = _rule(
 )
 YAML_UNEXPANDED = _rule(
     "yaml.unexpanded",
-    Status.FAIL,
+    Status.WARN,
     "shell variables in a Ray runtime environment",
     "write the value itself, or ${oc.env:NAME} where OmegaConf reads the file",
 )

@@ -46,7 +46,7 @@ def findings(source: Source, root: Node) -> Iterator[Finding]:
             yield source.finding(
                 rules.BLANK_AFTER_BACKSLASH,
                 row + 1,
-                found.start() + 1,
+                len(line[: found.start()].encode()) + 1,
                 message,
                 statement=_start(source, row) + 1,
             )
@@ -80,8 +80,8 @@ def _continued(source: Source, comments: dict[int, Node], row: int) -> int:
     for number, line in enumerate(source.lines[row + 1 :], start=row + 1):
         if number in comments and line.lstrip().startswith("#"):
             continue
-        deeper = len(line) - len(line.lstrip()) > indent
-        more = _OPTION.match(line) or (_SETTING.match(line) and (deeper or _CONTINUES.search(line)))
+        deeper, goes_on = len(line) - len(line.lstrip()) > indent, bool(_CONTINUES.search(line))
+        more = _OPTION.match(line) or (_SETTING.match(line) and (deeper or goes_on)) or (deeper and goes_on)
         return number if line.strip() and more else -1
     return -1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -34,6 +35,10 @@ _NOUNSET: Final = re.compile(
     r"(?m)^\s*set\s+(?:\S+\s+)*(?:-[a-zA-Z]*u[a-zA-Z]*|-o\s+nounset)(?=\s|$|;)|^#!.*\s-[a-zA-Z]*u"
 )
 _ARITHMETIC: Final = re.compile(r"\b([A-Za-z_]\w*)\s*(?:[-+*/%&|^]?=(?!=)|\+\+|--)")
+_ASSIGNED: Final = re.compile(
+    r"(?:^|[;&|({]|\b(?:then|do|else))\s*(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)\+?="
+    r"|\bfor\s+([A-Za-z_]\w*)"
+)
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _ACTIVATE: Final = re.compile(r"(?:activate|conda\.sh|bashrc|profile|setvars\.sh|set_env\.sh|os-release)$")
 
@@ -45,7 +50,7 @@ def findings(source: Source, root: Node, commands: Sequence[Command]) -> Iterato
     """
     if _NOUNSET.search(source.text) or _reads_settings(commands):
         return
-    known = _set_here(root, commands)
+    known = _set_here(root, commands) | _set_by_lines(source)
     for node in find(root, VARIABLES):
         name, operator = _used(node)
         if not name or name in known:
@@ -114,6 +119,15 @@ def _set_here(root: Node, commands: Sequence[Command]) -> set[str]:
         root, frozenset({"test_command"})
     ):  # [ -z "$X" ], [[ $X == 1 ]]: empty is one of the cases
         names.update(_used(node)[0] for node in find(test, VARIABLES))
+    return names
+
+
+def _set_by_lines(source: Source) -> set[str]:
+    """Names that read as set, line by line: the tree lacks those beside a construct that the grammar does not know."""
+    names: set[str] = set()
+    for before, line in itertools.pairwise(["", *source.lines]):
+        if not before.endswith("\\"):  # else key=value are arguments of a command
+            names.update(name for found in _ASSIGNED.findall(line) for name in found if name)
     return names
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from verl_musa.lint import addresses, paths, rules, secrets
-from verl_musa.lint.model import Finding, Source
+from verl_musa.lint.model import Finding, Kind, Source
 
 _INTERFACE_VARIABLE: Final = re.compile(
     r"(?:[MNRHI]CCL|GLOO|TP|UCX|NVSHMEM|SGLANG|NIC)\w*_(?:SOCKET_IFNAME|IFNAME|NET_DEVICES)|GLOO_IFACE"
@@ -53,7 +53,8 @@ def secret_findings(source: Source) -> Iterator[Finding]:
     """Findings about secrets that their form gives away, on every line of a file. The secret itself is never shown."""
     for number, line in enumerate(source.lines, start=1):
         for offset, name in secrets.known(line):
-            yield source.finding(rules.SECRET, number, offset + 1, f"{name} in plain text")
+            column = offset if source.kind is Kind.YAML else len(line[:offset].encode())
+            yield source.finding(rules.SECRET, number, column + 1, f"{name} in plain text")
 
 
 def setting_findings(

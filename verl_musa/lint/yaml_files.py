@@ -142,6 +142,8 @@ class _Reader:
     def _places(self, node: yaml.ScalarNode, key: str, text: str) -> Iterator[Finding]:
         if key in _FOR_PEOPLE and re.search(r"\s", text):
             return
+        if key == "volumes":
+            text = text.partition(":")[0]  # what follows is a path in the container
         line, column = self._at(node)
         line += node.style in ("|", ">")
         if key.lower() not in _IN_CONTAINER:
