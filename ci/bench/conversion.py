@@ -1,18 +1,21 @@
 """How fast weights are converted to Megatron-Core's format, against what users have and against cp.
 
-    python ci/bench/conversion.py --megatron .nox/stack/aside/megatron --gib 2 8 --scratch DIR
+    python ci/bench/conversion.py --megatron .nox/stack/aside/megatron --gib 2 4 8 --theirs 2 4 --scratch DIR
 
 Each size is a synthetic dense Qwen3 (real names and shapes, fewer layers, random content) in files of 1 GiB. Ways:
-``cp`` copies the same bytes; ``cp, flushed`` waits for the disk, as both converters do before they call a checkpoint
+``cp`` copies the same bytes; ``cp, flushed`` waits for the disk, as all converters do before they call a checkpoint
 whole; ``verl-musa`` is `verl-musa convert to-mcore`; ``mbridge`` loads the model with mbridge into Megatron-Core on the
-CPU and saves it with dist_checkpointing.save. Every way is a process of its own; the ways take turns, `--repeat` times,
-with the source in the page cache, and the median counts. Memory is the largest sum of the resident sets of the process
-and its children, seen every 20 ms.
+CPU and saves it with dist_checkpointing.save; ``verl`` is verl's own converter on the simulated device
+(verl_converter.py). Every way is a process of its own; the ways take turns, ``--repeat`` times (mbridge and verl:
+``--repeat-theirs``), with the source in the page cache, and the median counts. Memory is what the process and its
+children have in memory, pages that they share counted once, seen every 20 ms (less often where looking takes longer). A way that would take the host's last memory is ended, and the
+table says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -21,21 +24,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+import verl_converter
 
 from verl_musa.checkpoint.mapping import Target, mapped_tensors
 from verl_musa.checkpoint.safetensors_folder import INDEX
 from verl_musa.checkpoint.safetensors_writer import SafetensorsWriter
 from verl_musa.checkpoint.spec import ModelSpec, spec_from_config
 
+FLUSHED, OURS = "cp, flushed", "verl-musa"
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1800.0
 SAMPLE_S = 0.02
 FILE_BYTES = 1 << 30
+MEMORY_LEFT = 1 << 30
+"""Bytes of the host's memory that a way has to leave free."""
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -58,9 +65,9 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One way's wall time in seconds and peak memory in bytes."""
+    """One way's wall time in seconds and peak memory in bytes; without a time it was ended, for its memory."""
 
-    seconds: float
+    seconds: float | None
     peak: int
 
 
@@ -108,54 +115,92 @@ def _items(shape: Sequence[int]) -> int:
     return total
 
 
-def measure(command: Sequence[str], env: dict[str, str]) -> Measured:
+def measure(command: Sequence[str], env: dict[str, str], log: Path) -> Measured:
     """Run a command and watch it.
 
     Raises:
         RuntimeError: it failed or took longer than LIMIT_S.
     """
     started = time.perf_counter()
-    process = psutil.Popen(
-        list(command), env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    peak = 0
+    with log.open("wb") as stream:
+        process = psutil.Popen(list(command), env=env, stdout=stream, stderr=subprocess.STDOUT)
+    peak, code = 0, None
     try:
-        while process.poll() is None:
+        while code is None:
+            looked = time.perf_counter()
             peak = max(peak, _resident(process))
+            cost = time.perf_counter() - looked
+            if psutil.virtual_memory().available < MEMORY_LEFT:
+                return Measured(None, peak)
             if time.perf_counter() - started > LIMIT_S:
                 raise RuntimeError(f"{command[:3]} took longer than {LIMIT_S:.0f} s")
-            time.sleep(SAMPLE_S)
+            # Returns at once when the process ends, so that the wall time is not rounded up to a sample.
+            code = _wait(process, max(SAMPLE_S, 20 * cost))
         seconds = time.perf_counter() - started
-        output = process.stdout.read()
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    if process.returncode:
-        raise RuntimeError(f"{command[:3]} failed:\n{output[-3000:]}")
+        _end(process)
+    if code:
+        raise RuntimeError(f"{command[:3]} failed:\n{log.read_text(errors='replace')[-3000:]}")
     return Measured(seconds, peak)
 
 
+def _wait(process: psutil.Popen, seconds: float) -> int | None:
+    """The exit code; None where it still runs."""
+    try:
+        code: int = process.wait(seconds)
+    except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
+        return None
+    return code
+
+
+def _end(process: psutil.Popen) -> None:
+    """End a process and its children, where they still run."""
+    if process.poll() is None:
+        for each in (*process.children(recursive=True), process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait()
+
+
 def _resident(process: psutil.Process) -> int:
+    """Bytes in memory of a process and its children; what they share counts once."""
+    family = [process, *process.children(recursive=True)]
     total = 0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            total += each.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            total += each.memory_info().rss if len(family) == 1 else each.memory_full_info().pss
     return total
 
 
-def ways(source: Path, out: Path, megatron: Path | None) -> dict[str, list[str]]:
-    """The commands, by name."""
+@dataclass(frozen=True)
+class Way:
+    """One way to get the bytes from here to there.
+
+    Attributes:
+        command: what is run; the model's folder and the output's follow.
+        theirs: whether users have it already.
+        env: on top of this process's environment.
+    """
+
+    command: tuple[str, ...]
+    theirs: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def ways(megatron: Path | None) -> dict[str, Way]:
+    """The ways, by name."""
     convert = "import sys; from verl_musa.cli import main; sys.exit(main(sys.argv[1:]))"
+    python = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     found = {
-        "cp": ["cp", "-r", str(source), str(out)],
-        "cp, flushed": ["sh", "-c", 'cp -r "$0" "$1" && sync "$1"/*', str(source), str(out)],
-        "verl-musa": [sys.executable, "-c", convert, "convert", "to-mcore", str(source), str(out)],
+        "cp": Way(("cp", "-r")),
+        FLUSHED: Way(("sh", "-c", 'cp -r "$0" "$1" && sync "$1"/*')),
+        OURS: Way((sys.executable, "-c", convert, "convert", "to-mcore"), env=python),
     }
     if megatron is not None:
-        found["mbridge"] = [sys.executable, __file__, "--mbridge", str(source), str(out)]
+        with_megatron = {"PYTHONPATH": os.pathsep.join((python["PYTHONPATH"], str(megatron)))}
+        script = str(Path(verl_converter.__file__))
+        found["mbridge"] = Way((sys.executable, __file__, "--mbridge"), theirs=True, env=with_megatron)
+        found["verl"] = Way((sys.executable, script), theirs=True, env=verl_converter.environment(megatron))
     return found
 
 
@@ -182,7 +227,7 @@ def mbridge_job(source: Path, out: Path) -> None:
     layout = {"tp": 1, "pp": 1, "ep": 1}
     torch.distributed.init_process_group("gloo", init_method=f"file://{out}.meeting", rank=0, world_size=1)
     with megatron_job.parallel(layout), torch.no_grad():
-        model = megatron_job.build_model(read_spec(source), layout, "te").bfloat16()
+        model = megatron_job.build_model(read_spec(source), layout, "te", torch.bfloat16)
         bridge = LocalBridge(AutoConfig.from_pretrained(source), dtype=torch.bfloat16)
         bridge.load_weights([model], str(source))
         out.mkdir()
@@ -191,40 +236,54 @@ def mbridge_job(source: Path, out: Path) -> None:
     Path(f"{out}.meeting").unlink(missing_ok=True)
 
 
-def bench(gib: float, scratch: Path, megatron: Path | None, repeat: int) -> dict[str, Measured]:
-    """Measure every way on one size."""
+def bench(
+    gib: float, scratch: Path, chosen: dict[str, Way], repeat: int, repeat_theirs: int
+) -> dict[str, Measured]:
+    """Measure ways on one size."""
     source, out = scratch / f"model-{gib:g}", scratch / "out"
     if not source.exists():
         make_model(source, gib)
-    path = os.pathsep.join(filter(None, (str(ROOT), str(megatron or ""), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": path}
     seen: dict[str, list[Measured]] = {}
-    for _ in range(repeat):
-        for name, command in ways(source, out, megatron).items():
+    for turn in range(repeat):
+        for name, way in chosen.items():
+            if way.theirs and turn >= repeat_theirs:
+                continue
             for file in source.iterdir():
                 with file.open("rb") as stream:
                     while stream.read(1 << 24):
                         pass
             os.sync()
-            seen.setdefault(name, []).append(measure(command, env))
-            shutil.rmtree(out)
+            command = [*way.command, str(source), str(out)]
+            run = measure(command, {**os.environ, **way.env}, scratch / "log")
+            print(f"# {gib:g} GiB, {name}: {run}", file=sys.stderr, flush=True)
+            seen.setdefault(name, []).append(run)
+            shutil.rmtree(out, ignore_errors=True)
     shutil.rmtree(source)
-    return {
-        name: Measured(statistics.median(run.seconds for run in runs), max(run.peak for run in runs))
-        for name, runs in seen.items()
-    }
+    return {name: _middle(runs) for name, runs in seen.items()}
 
 
-def table(found: dict[float, dict[str, Measured]], sizes: dict[float, int]) -> str:
+def _middle(runs: Sequence[Measured]) -> Measured:
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    peak = max(run.peak for run in runs)
+    return Measured(statistics.median(seconds) if len(seconds) == len(runs) else None, peak)
+
+
+def table(found: dict[float, dict[str, Measured]]) -> str:
     """The results as a Markdown table."""
-    lines = ["| model | way | wall time | of cp's speed | peak memory |", "|---|---|---|---|---|"]
-    for gib, ways_ in found.items():
-        for name, run in ways_.items():
-            share = ways_["cp"].seconds / run.seconds
-            rate = sizes[gib] / 2**30 / run.seconds
+    lines = [
+        "| Model | Way | Wall time | Bandwidth, of cp flushed | Time, of ours | Peak memory | Memory, of ours |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for gib, runs in found.items():
+        limit, ours = runs[FLUSHED].seconds, runs[OURS]
+        for name, run in runs.items():
+            memory = f"{run.peak / 2**20:,.0f} MiB | {run.peak / ours.peak:.1f} x"
+            if run.seconds is None or limit is None or ours.seconds is None:
+                lines.append(f"| {gib:g} GiB | {name} | ended: no memory left | | | over {memory} |")
+                continue
             lines.append(
-                f"| {gib:g} GiB | {name} | {run.seconds:.1f} s ({rate:.2f} GiB/s) | {share:.0%} | "
-                f"{run.peak / 2**20:,.0f} MiB |"
+                f"| {gib:g} GiB | {name} | {run.seconds:.1f} s ({gib / run.seconds:.2f} GiB/s) | "
+                f"{limit / run.seconds:.0%} | {run.seconds / ours.seconds:.1f} x | {memory} |"
             )
     return "\n".join(lines)
 
@@ -234,26 +293,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--gib", type=float, nargs="+", default=[2.0, 8.0])
     parser.add_argument(
+        "--theirs",
+        type=float,
+        nargs="*",
+        help="sizes that mbridge and verl convert too; default: all of --gib",
+    )
+    parser.add_argument(
         "--scratch",
         type=Path,
         default=Path("bench"),
         help="folder for the models; removed from it afterwards",
     )
     parser.add_argument(
-        "--megatron", type=Path, help="folder that holds megatron and mbridge; without: not measured"
+        "--megatron",
+        type=Path,
+        help="folder that holds megatron, mbridge and torchada; without: theirs are not run",
     )
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat-theirs", type=int, default=1)
     parser.add_argument("--mbridge", type=Path, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.mbridge:
         mbridge_job(*arguments.mbridge)
         return
-    found, sizes = {}, {}
+    theirs = arguments.gib if arguments.theirs is None else arguments.theirs
+    megatron = arguments.megatron and arguments.megatron.resolve()
+    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    found = {}
     for gib in arguments.gib:
-        sizes[gib] = round(gib * 2**30)
-        found[gib] = bench(gib, arguments.scratch, arguments.megatron, arguments.repeat)
-        print(table({gib: found[gib]}, sizes), flush=True)
-    print(table(found, sizes))
+        chosen = {name: way for name, way in ways(megatron).items() if gib in theirs or not way.theirs}
+        found[gib] = bench(gib, arguments.scratch, chosen, arguments.repeat, arguments.repeat_theirs)
+        print(table({gib: found[gib]}), flush=True)
+    print(table(found))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_the_digest_is_that_of_the_content(converted: Path, make_model: MakeMode
     assert manifest.digest(again) == first
     for options in ({"pad_vocab": 64}, {"dtype": "float32"}, {"value_head": True}):
         other = tmp_path / "-".join(options)
-        to_mcore(ToMcore(source=converted.with_name("model"), output=other, **options))  # type: ignore[arg-type]
+        to_mcore(ToMcore(source=converted.with_name("model"), output=other, **options))
         assert manifest.digest(other) != first
     weights = make_model("dense", name="other", edit=lambda tensors: tensors["model.norm.weight"].zero_())
     assert manifest.digest(to_mcore(ToMcore(source=weights, output=tmp_path / "o"))) != first

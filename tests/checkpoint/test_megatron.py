@@ -17,6 +17,7 @@ from verl_musa.checkpoint import Layout, ToMcore, to_mcore
 from verl_musa.checkpoint.logits import Case, compare_logits
 from verl_musa.checkpoint.mapping import Target, extra_state_keys, mcore_shapes
 from verl_musa.checkpoint.spec import spec_from_config
+from verl_musa.cli import main
 from verl_musa.errors import CheckpointError
 
 MakeModel = Callable[..., Path]
@@ -92,6 +93,24 @@ def test_a_wrong_checkpoint_is_found(make_model: MakeModel, tmp_path: Path, mega
             megatron=megatron,
         )
     assert "layer_norm_weight" in str(caught.value.found)
+
+
+@pytest.mark.timeout(1500)
+def test_verify_with_logits_from_end_to_end(
+    make_model: MakeModel, tmp_path: Path, megatron: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_model("moe", dtype=torch.float32, edit=realistic)
+    other = make_model("moe", dtype=torch.float32, name="other")
+    for model, code, status in ((source, 0, "OK"), (other, 2, "FAIL")):
+        checkpoint = tmp_path / f"{model.name}-mcore"
+        assert main(["convert", "to-mcore", str(model), str(checkpoint)]) == 0
+        capsys.readouterr()
+        asked = ["--logits", "2", "--megatron", str(megatron), "--json"]
+        assert main(["convert", "verify", str(source), str(checkpoint), *asked]) == code
+        found = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+        assert found["convert.logits"]["status"] == status, found
+        assert "2 prompts: largest difference" in found["convert.logits"]["evidence"]
+        assert found["convert.tensors"]["status"] == status
 
 
 @pytest.mark.timeout(1500)

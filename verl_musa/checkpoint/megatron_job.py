@@ -54,13 +54,14 @@ def redirect_to_cpu() -> None:
     )
 
 
-def build_model(spec: ModelSpec, layout: dict[str, int], layer_spec: str) -> Any:
-    """Return this rank's part of the model, fp32, local layers, every parameter NaN until it is loaded.
+def build_model(spec: ModelSpec, layout: dict[str, int], layer_spec: str, dtype: Any = None) -> Any:
+    """Return this rank's part of the model, local layers, every parameter NaN until it is loaded.
 
     Args:
         spec: the model.
         layout: ``tp``, ``pp`` and ``ep`` sizes, as :func:`parallel` was given.
         layer_spec: names in the checkpoint, ``te`` or ``local``; they differ where there are experts.
+        dtype: torch's type of the parameters; None for float32.
     """
     import torch
     from megatron.core import parallel_state
@@ -95,8 +96,8 @@ def build_model(spec: ModelSpec, layout: dict[str, int], layer_spec: str) -> Any
         add_bias_linear=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
+        params_dtype=dtype or torch.float32,
+        pipeline_dtype=dtype or torch.float32,
         tensor_model_parallel_size=layout["tp"],
         pipeline_model_parallel_size=layout["pp"],
         expert_model_parallel_size=layout["ep"],
