@@ -1,11 +1,16 @@
 """Calls a reward function on a few rows, in a process of its own. Standard library only; run by path, never imported.
 
     python _probe.py JOB.json RESULT.json
+    python _probe.py --serve JOB.json
 
 JOB: {"file", "function", "kwargs", "seconds", "reward_model", "samples": [{"data_source", "solution_str", "ground_truth",
 "extra_info"}]}. RESULT: {"scores": [...]} or {"error": {"message", "line", "sample"}}. When the function hangs, the
 stack is written to RESULT.json.stack and the process ends with exit code 1. Where ``reward_model`` is true the function also
 gets what verl passes then, a server's address and a tokenizer; both are stand-ins here.
+
+With --serve the samples come in lines ``{"samples": [...]}`` on standard input, each answered with a line
+``{"results": [score or {"error", "line"}, ...]}`` after a first line ``{"ready": true}``; one error does not end it, and whoever started
+it bounds its time. What the function prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import importlib.util
 import inspect
 import json
 import math
+import os
 import sys
 import threading
 import traceback
@@ -119,6 +125,36 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     return {"scores": scores}
 
 
+def _result(
+    function: Any, sample: dict[str, Any], kwargs: dict[str, Any], file: str
+) -> float | dict[str, Any]:
+    try:
+        return _score(function, dict(sample), kwargs)
+    except BaseException as error:  # noqa: BLE001  (SystemExit and KeyboardInterrupt of the function included)
+        return {"error": f"{type(error).__name__}: {error}"[:500], "line": _line_in(file, error)}
+
+
+def _serve(job_file: Path) -> None:
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        function = _load(job["file"], job["function"])
+        kwargs = {**(_stand_ins() if job.get("reward_model") else {}), **job["kwargs"]}
+        first: dict[str, Any] = {"ready": True}
+    except BaseException as error:  # noqa: BLE001  (as in _run)
+        first = {"error": f"{type(error).__name__}: {error}", "line": _line_in(job["file"], error)}
+    answers.write(json.dumps(first) + "\n")
+    answers.flush()
+    if "error" in first:
+        return
+    for line in sys.stdin:
+        samples = json.loads(line)["samples"]
+        results = [_result(function, sample, kwargs, job["file"]) for sample in samples]
+        answers.write(json.dumps({"results": results}) + "\n")
+        answers.flush()
+
+
 def _main(job_file: Path, result_file: Path) -> None:
     job = json.loads(job_file.read_text(encoding="utf-8"))
     with Path(f"{result_file}.stack").open("w", encoding="utf-8") as stack:
@@ -129,4 +165,7 @@ def _main(job_file: Path, result_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1] == "--serve":
+        _serve(Path(sys.argv[2]))
+    else:
+        _main(Path(sys.argv[1]), Path(sys.argv[2]))

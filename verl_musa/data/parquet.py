@@ -41,7 +41,7 @@ def check_files(split: str, subject: Subject) -> Finding:  # noqa: PLR0911  (one
         try:
             count = pq.read_metadata(file).num_rows
         except (OSError, pa.ArrowException) as error:
-            return fail(f"{file} cannot be read: {_one_line(error)}", "make the file again", str(file))
+            return fail(f"{file} cannot be read: {one_line(error)}", "make the file again", str(file))
         if count == 0:
             return fail(f"{file} has no rows", "make the file again", str(file))
         rows += count
@@ -86,30 +86,33 @@ def check_columns(split: str, subject: Subject) -> Finding:
 def _layout(subject: Subject) -> list[tuple[str, str, Any]]:
     """(column, what it must be, test of its type), with the names that verl's config gives."""
     return [
-        (str(subject.select("data.prompt_key", "prompt")), "a list of {role, content} structs", _is_messages),
-        (str(subject.select("data.reward_fn_key", "data_source")), "text", _is_text),
-        ("reward_model", "a struct with ground_truth", lambda kind: _has_fields(kind, "ground_truth")),
+        (str(subject.select("data.prompt_key", "prompt")), "a list of {role, content} structs", is_messages),
+        (str(subject.select("data.reward_fn_key", "data_source")), "text", is_text),
+        ("reward_model", "a struct with ground_truth", lambda kind: has_fields(kind, "ground_truth")),
     ]
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Whether an arrow type is text, dictionary-encoded or not."""
     import pyarrow as pa
 
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain))
 
 
-def _has_fields(kind: Any, *names: str) -> bool:
+def has_fields(kind: Any, *names: str) -> bool:
+    """Whether an arrow type is a struct with these fields."""
     import pyarrow as pa
 
     return bool(pa.types.is_struct(kind)) and all(kind.get_field_index(name) >= 0 for name in names)
 
 
-def _is_messages(kind: Any) -> bool:
+def is_messages(kind: Any) -> bool:
+    """Whether an arrow type is a list of {role, content} structs."""
     import pyarrow as pa
 
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return bool(is_list) and _has_fields(kind.value_type, "role", "content")
+    return bool(is_list) and has_fields(kind.value_type, "role", "content")
 
 
 def _unread(split: str, subject: Subject) -> Finding:
@@ -182,7 +185,8 @@ def count_rows(files: Sequence[Path]) -> int | None:
         return None
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What an error says, on one line."""
     return " ".join(str(error).split())[:300]
 
 

@@ -96,6 +96,12 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
+def last_box(text: str) -> str | None:
+    r"""Content of the last ``\boxed{…}`` in ``text``; None where there is none."""
+    found = _last_box(text)
+    return None if found is None else found[1]
+
+
 def _last_hashes(text: str) -> tuple[int, str] | None:
     matches = list(_HASHES.finditer(text))
     return (matches[-1].start(), matches[-1].group(1)) if matches else None
