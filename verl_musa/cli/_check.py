@@ -96,7 +96,12 @@ def _mistake(error: VerlMusaError) -> Result:
     seen = "; ".join(part for part in (error.message, error.found and f"found {error.found}") if part)
     fix = "; ".join(part for part in (error.expected and f"expected {error.expected}", error.fix) if part)
     return Result(
-        check=RESOLVE, looks_at="the recipe's files", status=Status.FAIL, evidence=seen, fix=fix, where=error.where or ""
+        check=RESOLVE,
+        looks_at="the recipe's files",
+        status=Status.FAIL,
+        evidence=seen,
+        fix=fix,
+        where=error.where or "",
     )
 
 
@@ -108,7 +113,12 @@ def exit_code(found: Sequence[Checked]) -> int:
 def to_json(found: Sequence[Checked]) -> dict[str, Any]:
     """One recipe's results as plain data, or those of several under ``recipes``."""
     each = [
-        {"recipe": one.title, **checks.to_json(one.results), "deferred": list(one.deferred), "missing_site": list(one.missing_site)}
+        {
+            "recipe": one.title,
+            **checks.to_json(one.results),
+            "deferred": list(one.deferred),
+            "missing_site": list(one.missing_site),
+        }
         for one in found
     ]
     if len(each) == 1:
@@ -121,12 +131,25 @@ def render(found: Sequence[Checked], console: Console, *, whole: bool) -> None:
     for one in found:
         shown = one.results if whole else [result for result in one.results if result.status is not Status.OK]
         if not whole:
-            console.print(f"{one.title}: {len(one.results)} checks, {'all OK' if not shown else f'{len(shown)} not OK'}", highlight=False)
+            console.print(
+                f"{one.title}: {len(one.results)} checks, {'all OK' if not shown else f'{len(shown)} not OK'}",
+                highlight=False,
+            )
         if shown:
             checks.render(shown, console)
         if one.deferred and whole:
-            reason = f"site.yaml does not set {', '.join(one.missing_site)}" if one.missing_site else "their files are not here"
-            console.print(f"{len(one.deferred)} checks of files wait for the run ({reason}): {', '.join(one.deferred)}", highlight=False)
+            reason = (
+                f"site.yaml does not set {', '.join(one.missing_site)}"
+                if one.missing_site
+                else "their files are not here"
+            )
+            console.print(
+                f"{len(one.deferred)} checks of files wait for the run ({reason}): {', '.join(one.deferred)}",
+                highlight=False,
+            )
     waiting = sum(bool(one.deferred) for one in found)
     if waiting and not whole:
-        console.print(f"checks of files wait for the run in {waiting} of {len(found)}: no site.yaml, or assets not made", highlight=False)
+        console.print(
+            f"checks of files wait for the run in {waiting} of {len(found)}: no site.yaml, or assets not made",
+            highlight=False,
+        )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,16 +14,24 @@ from rich.table import Table
 
 from verl_musa.cli.options import Sets, Site, Variants
 
+if TYPE_CHECKING:
+    from verl_musa.rules import Explanation
+
 
 def explain(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="A key of verl's configuration, or an end of one that fits no other.")
+        str | None,
+        typer.Argument(
+            metavar="[KEY]", help="A key of verl's configuration, or an end of one that fits no other."
+        ),
     ] = None,
     recipe: Annotated[
         str | None, typer.Argument(metavar="[RECIPE]", help="Whose value to show; left out: verl's defaults.")
     ] = None,
     *,
-    list_: Annotated[bool, typer.Option("--list", help="List the parameters that are described, by group.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the parameters that are described, by group.")
+    ] = False,
     variants: Variants = None,
     sets: Sets = None,
     site: Site = None,
@@ -35,32 +44,41 @@ def explain(
 
     console = Console(highlight=False)
     if list_:
-        for group in GROUPS:
-            console.print(f"[bold]{group}[/]")
-            for name, entry in table().items():
-                if entry["group"] == group:
-                    console.print(f"  {name}", soft_wrap=True)
+        _print_list(console, GROUPS, table())
         return
     if key is None:
         raise typer.BadParameter("name a parameter, or give --list")
     resolved = None
     if recipe is not None:
         loaded = load_recipe(recipe, variants=variants or ())
-        resolved = resolve(
-            loaded, run_dir=Path("runs", loaded.name, "RUN-ID"), site=load_site(site), sets=sets or (), without_site=True
-        )
+        run_dir = Path("runs", loaded.name, "RUN-ID")
+        resolved = resolve(loaded, run_dir=run_dir, site=load_site(site), sets=sets or (), without_site=True)
     found = look_up(key, resolved)
+    title = None if resolved is None else resolved.recipe.title
     if as_json:
-        typer.echo(json.dumps({"schema": 1, "recipe": resolved and resolved.recipe.title, **asdict(found)}, indent=2, ensure_ascii=False, default=str))
+        whole = {"schema": 1, "recipe": title, **asdict(found)}
+        typer.echo(json.dumps(whole, indent=2, ensure_ascii=False, default=str))
         return
+    _print(console, found, title)
+
+
+def _print_list(console: Console, groups: Sequence[str], entries: Mapping[str, Mapping[str, Any]]) -> None:
+    for group in groups:
+        console.print(f"[bold]{group}[/]")
+        for name in (name for name, entry in entries.items() if entry["group"] == group):
+            console.print(f"  {name}", soft_wrap=True)
+
+
+def _print(console: Console, found: Explanation, title: str | None) -> None:
     lines = Table.grid(padding=(0, 2))
     lines.add_column(no_wrap=True)
     lines.add_column(overflow="fold")
     console.print(f"[bold]{found.key}[/]" + (f"  ({found.group})" if found.group else ""), soft_wrap=True)
     lines.add_row("means", found.means or "not described here; verl's own comment stands beside its default")
-    if resolved is not None:
-        reference = f", from {found.written}" if found.written else ""
-        lines.add_row("value", f"{_shown(found.value)}{reference}  in {resolved.recipe.title}")
+    if title is not None:
+        lines.add_row("value", f"{_shown(found.value)}  in {title}")
+        if found.written:
+            lines.add_row("", f"by reference: {found.written}")
         lines.add_row("set at", found.origin or "nowhere: verl's default holds")
     lines.add_row("verl's default", _shown(found.default))
     if found.default_origin:

@@ -100,7 +100,9 @@ def show(
 
 @app.command("check")
 def check(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes; NAME@VARIANT for a variant.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes; NAME@VARIANT for a variant.")
+    ] = None,
     *,
     all_: Annotated[
         bool, typer.Option("--all", help="Every recipe that `recipe list` shows, and every variant of each.")
@@ -111,7 +113,9 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     assets: Annotated[
         bool,
-        typer.Option("--assets/--no-assets", help="Make the assets of a named recipe first where they are missing."),
+        typer.Option(
+            "--assets/--no-assets", help="Make the assets of a named recipe first where they are missing."
+        ),
     ] = True,
 ) -> None:
     """Check recipes before they are run: files, verl's own validation, layout, memory, options that undo each other.
@@ -146,7 +150,8 @@ def launch(
     sets: Sets = None,
     site: Site = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of printing it.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of printing it."),
     ] = None,
 ) -> None:
     """Print launch.sh: the recipe's job by hand, on the head node of a Ray that is up.

@@ -41,7 +41,11 @@ FILE_CHECKS = (
     *model.CHECKS,
     *parquet.CHECKS,
     *scorers.CHECKS,
-    *(check for check in (*reward.CHECKS, *arithmetic.CHECKS) if check.name in {"reward.scores", "trainer.schedule"}),
+    *(
+        check
+        for check in (*reward.CHECKS, *arithmetic.CHECKS)
+        if check.name in {"reward.scores", "trainer.schedule"}
+    ),
 )
 """Those that read the model's folder or the data: where these are not at hand, they wait for the run."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+
 from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
 from verl_musa.data.placement import ROLLOUT, is_split, pools, rollout_pool
 from verl_musa.data.sizes import CARD_GIB, RUNTIME_GIB, phases, shape_of, trainer_layout
@@ -17,6 +18,7 @@ from verl_musa.data.subject import Subject
 from verl_musa.plan import GIB, ModelShape, States
 from verl_musa.plan.memory import FSDP_GRADIENT, FSDP_OPTIMIZER, FSDP_WEIGHT, GRADIENT, OPTIMIZER, WEIGHT
 
+ACTOR = "actor_rollout_ref.actor"
 FRACTION = f"{ROLLOUT}.gpu_memory_utilization"
 COMFORT = 0.9
 """Share of a device beyond which states alone leave too little for activations, graphs and the runtime."""
@@ -109,6 +111,9 @@ def _by_phases(subject: Subject, shape: ModelShape) -> Finding:
     shown = f"{fullest.name}: {fullest.total / GIB:.1f} of {CARD_GIB:.0f} GiB ({parts}, runtime about {RUNTIME_GIB:g})"
     if fullest.total <= COMFORT * CARD_GIB * GIB:
         return ok(f"fullest phase is {shown}")
+    budget = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    if fullest.name not in {"rollout", "weight sync"} and subject.select(f"{ACTOR}.use_dynamic_bsz"):
+        where = subject.where(budget)
     fix = (
         "lower gpu_memory_utilization, or put more aside while the rollout works (param_offload, optimizer_offload)"
         if fullest.name in {"rollout", "weight sync"}

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from verl_musa.data.arithmetic import ACTOR, REF, ROLLOUT
 from verl_musa.data.placement import pools, rollout_pool
 from verl_musa.data.subject import Subject
-from verl_musa.plan import GIB, ModelShape, ServerLayout, States, TrainerLayout, Work
+from verl_musa.plan import (
+    GIB,
+    ModelShape,
+    ServerLayout,
+    States,
+    TrainerLayout,
+    Work,
+    trainer_states,
+    trainer_work,
+)
 from verl_musa.plan import server_memory as memory_of_server
-from verl_musa.plan import trainer_states, trainer_work
 
 CARD_GIB = 80.0
 """Memory of an S5000: 81920 MiB by mthreads-gmi."""
@@ -56,25 +64,23 @@ def trainer_layout(subject: Subject, role: str = ACTOR) -> TrainerLayout:
             **_offload(subject, block),
         )
     block = f"{role}.megatron"
-    sizes = {
-        name: subject.optional_integer(f"{block}.{word}_parallel_size") or 1
-        for name, word in (
-            ("tp", "tensor_model"),
-            ("pp", "pipeline_model"),
-            ("cp", "context"),
-            ("ep", "expert_model"),
-        )
-    }
+
+    def size(name: str) -> int:
+        return subject.optional_integer(f"{block}.{name}_parallel_size") or 1
+
     optimizer = f"{role}.optim.override_optimizer_config"
     on_host = bool(subject.select(f"{optimizer}.optimizer_cpu_offload"))
     return TrainerLayout(
         strategy=strategy,
         world=world,
-        **sizes,
-        etp=subject.optional_integer(f"{block}.expert_tensor_parallel_size") or sizes["tp"],
-        sequence_parallel=bool(subject.select(f"{block}.sequence_parallel")) and sizes["tp"] > 1,
+        tp=size("tensor_model"),
+        pp=size("pipeline_model"),
+        cp=size("context"),
+        ep=size("expert_model"),
+        etp=subject.optional_integer(f"{block}.expert_tensor_parallel_size") or size("tensor_model"),
+        sequence_parallel=bool(subject.select(f"{block}.sequence_parallel")) and size("tensor_model") > 1,
         recompute=subject.select(f"{block}.override_transformer_config.recompute_granularity") == "full",
-        host_optimizer=float(subject.select(f"{optimizer}.optimizer_offload_fraction", 0.0)) if on_host else 0.0,
+        host_optimizer=float(subject.select(f"{optimizer}.optimizer_offload_fraction", 0.0)) * on_host,
         **_offload(subject, block),
     )
 
@@ -108,9 +114,15 @@ def micro_batch_tokens(subject: Subject, *, backward: bool) -> int:
     """
     longest = subject.integer(f"{ROLLOUT}.prompt_length") + subject.integer(f"{ROLLOUT}.response_length")
     if subject.select(f"{ACTOR}.use_dynamic_bsz"):
-        path = f"{ACTOR}.ppo_max_token_len_per_gpu" if backward else f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+        path = (
+            f"{ACTOR}.ppo_max_token_len_per_gpu" if backward else f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+        )
         return subject.integer(path) * trainer_layout(subject).cp
-    name = f"{ACTOR}.ppo_micro_batch_size_per_gpu" if backward else f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"
+    name = (
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+        if backward
+        else f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"
+    )
     return longest * (subject.optional_integer(name) or 1)
 
 
@@ -145,22 +157,31 @@ def phases(subject: Subject, shape: ModelShape) -> list[Phase]:
     resting = {name: state.resting for name, state in states.items() if not split}
     kept = 0.0 if frees or split else server.total
     found = [
-        Phase("rollout", (("weights", server.weights), ("cache", server.cache), *_named(resting, "kept by {}")))
+        Phase(
+            "rollout", (("weights", server.weights), ("cache", server.cache), *_named(resting, "kept by {}"))
+        )
     ]
     for name in states:
         others = {other: state.resting for other, state in states.items() if other != name}
         shared = (*_named(others, "kept by {}"), ("kept by rollout", kept))
-        work = trainer_work(shape, trainer_layout(subject), micro_batch_tokens(subject, backward=False), backward=False)
+        work = trainer_work(
+            shape, trainer_layout(subject), micro_batch_tokens(subject, backward=False), backward=False
+        )
         inferring = (("states", states[name].inferring), *_work(work), *shared)
         found.append(Phase(f"{name}, no gradients", tuple(part for part in inferring if part[1])))
         if name != "reference":
-            work = trainer_work(shape, trainer_layout(subject), micro_batch_tokens(subject, backward=True), backward=True)
+            work = trainer_work(
+                shape, trainer_layout(subject), micro_batch_tokens(subject, backward=True), backward=True
+            )
             training = (("states", states[name].training), *_work(work), *shared)
             found.append(Phase(f"{name}, update", tuple(part for part in training if part[1])))
     if not split:
         # Weights go over in buckets; the trainer's are on the device, the server's cache not yet.
         found.append(
-            Phase("weight sync", (("states", states["actor"].weights), ("rollout's weights", max(server.weights, kept))))
+            Phase(
+                "weight sync",
+                (("states", states["actor"].weights), ("rollout's weights", max(server.weights, kept))),
+            )
         )
     return found
 
@@ -169,7 +190,9 @@ def _all_states(subject: Subject, shape: ModelShape) -> dict[str, States]:
     found = {"actor": trainer_states(shape, trainer_layout(subject))}
     if needs_reference(subject):
         weights = trainer_states(shape, trainer_layout(subject, REF))
-        found["reference"] = States(weights.weights, 0.0, 0.0, weights.param_offload, weights.optimizer_offload)
+        found["reference"] = States(
+            weights.weights, 0.0, 0.0, weights.param_offload, weights.optimizer_offload
+        )
     if needs_critic(subject):
         found["critic"] = trainer_states(shape, trainer_layout(subject, CRITIC))
     return found

@@ -90,7 +90,9 @@ class Subject:
         """UNKNOWN where ``path`` lies in assets that have not been made, or under a name that the site does not set; else None."""
         if str(path).startswith(UNSET):
             name = str(path).removeprefix(UNSET).partition(">")[0]
-            return unknown(f"{name} is not set in site.yaml", "copy site.example.yaml to site.yaml and fill it in")
+            return unknown(
+                f"{name} is not set in site.yaml", "copy site.example.yaml to site.yaml and fill it in"
+            )
         assets = self.resolved.assets_dir
         if self.assets_ready or assets is None or not path.is_relative_to(assets):
             return None

@@ -141,7 +141,9 @@ def trainer_work(shape: ModelShape, layout: TrainerLayout, tokens: int, *, backw
     kept = 0.0
     if backward:
         stage = math.ceil(shape.layers / layout.pp)
-        widths = shape.hidden if layout.recompute else shape.hidden + LAYER_WORK * widest / spread * divided / 2
+        widths = (
+            shape.hidden if layout.recompute else shape.hidden + LAYER_WORK * widest / spread * divided / 2
+        )
         kept = HALF * here * widths / divided * stage * (layout.pp if layout.recompute else 1)
     logits = (LOGIT_BACKWARD if backward else LOGIT_FORWARD) * here * shape.vocab / layout.tp
     return Work(kept + layer, logits)

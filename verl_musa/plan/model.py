@@ -44,7 +44,10 @@ class ModelShape:
         """The shape that ``config`` describes; None where it lacks a number or holds another kind of model."""
         text = config.get("text_config", config)
         experts = text.get("num_experts") or text.get("num_local_experts") or 0
-        names = [*_NEEDED, *(("moe_intermediate_size", "num_experts_per_tok") if experts else ("intermediate_size",))]
+        names = [
+            *_NEEDED,
+            *(("moe_intermediate_size", "num_experts_per_tok") if experts else ("intermediate_size",)),
+        ]
         if any(not isinstance(text.get(name), int) for name in names):
             return None
         hidden, heads = text["hidden_size"], text["num_attention_heads"]

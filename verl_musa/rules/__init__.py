@@ -16,7 +16,16 @@ from verl_musa.rules import card, conflicts, conversion, environment, layout, na
 from verl_musa.rules.explain import Explanation, explain
 from verl_musa.rules.upstream import ask_verl
 
-__all__ = ["CHECKS", "FILE_CHECKS", "Explanation", "Look", "Report", "check_recipe", "check_recipes", "explain"]
+__all__ = [
+    "CHECKS",
+    "FILE_CHECKS",
+    "Explanation",
+    "Look",
+    "Report",
+    "check_recipe",
+    "check_recipes",
+    "explain",
+]
 
 RULES: tuple[Check[Subject], ...] = (
     *layout.CHECKS,

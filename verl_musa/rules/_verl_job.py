@@ -71,7 +71,11 @@ def look(config: dict[str, Any]) -> list[dict[str, str]]:
     plain["critic"]["model"] = None
     inner = plain["actor_rollout_ref"]
     reference, critic = bool(need_reference_policy(whole)), bool(need_critic(whole))
-    parts = {"actor_rollout_ref.actor": inner["actor"], "actor_rollout_ref.rollout": inner["rollout"], "algorithm": plain["algorithm"]}
+    parts = {
+        "actor_rollout_ref.actor": inner["actor"],
+        "actor_rollout_ref.rollout": inner["rollout"],
+        "algorithm": plain["algorithm"],
+    }
     if reference:
         parts["actor_rollout_ref.ref"] = _as_worker_sees(inner["ref"], inner["actor"])
     if critic:

@@ -51,7 +51,11 @@ def check_values(subject: Subject) -> Finding:
         found = subject.select(path)
         count += 1
         if not _same(written, found):
-            return fail(f"the card says {path} is {value}, the recipe says {found} ({subject.where(path)})", "correct one of the two", f"{file}:{line}")
+            return fail(
+                f"the card says {path} is {value}, the recipe says {found} ({subject.where(path)})",
+                "correct one of the two",
+                f"{file}:{line}",
+            )
     return ok(f"{count} value(s) agree")
 
 
@@ -59,14 +63,19 @@ def _full(key: str, known: list[str]) -> str | None:
     """The one override that ``key`` names; ``…`` at its start stands for any beginning."""
     if not key.startswith(_ELLIPSIS):
         return key if key in known else None
-    fitting = [path for path in known if path.endswith(key.lstrip(f"{_ELLIPSIS}.")) and path.startswith("actor_rollout_ref")]
+    fitting = [
+        path
+        for path in known
+        if path.endswith(key.lstrip(f"{_ELLIPSIS}.")) and path.startswith("actor_rollout_ref")
+    ]
     return fitting[0] if len(fitting) == 1 else None
 
 
 def _same(written: Any, found: Any) -> bool:
     if isinstance(written, int | float) and isinstance(found, int | float):
         return float(written) == float(found)
-    return isinstance(written, str) and isinstance(found, int | float | bool) or str(written) == str(found)
+    # Several words describe a value rather than give it.
+    return (isinstance(written, str) and " " in written) or str(written) == str(found)
 
 
 def check_time(subject: Subject) -> Finding:
@@ -77,11 +86,17 @@ def check_time(subject: Subject) -> Finding:
     where = recipe.document.where(("expect", "total_hours"))
     steps = subject.optional_integer("trainer.total_training_steps")
     if steps is None:
-        return unknown("trainer.total_training_steps is not set: the length depends on the rows", "set it", where)
+        return unknown(
+            "trainer.total_training_steps is not set: the length depends on the rows", "set it", where
+        )
     for minutes, hours in zip(recipe.expect.step_minutes, recipe.expect.total_hours, strict=True):
         total = steps * minutes / 60
         if abs(hours - total) > TOLERANCE * max(total, 1):
-            return fail(f"{hours:g} h are promised; {steps} steps of {minutes:g} min take {total:.0f} h", "correct expect in recipe.yaml, and the card", where)
+            return fail(
+                f"{hours:g} h are promised; {steps} steps of {minutes:g} min take {total:.0f} h",
+                "correct expect in recipe.yaml, and the card",
+                where,
+            )
     low, high = recipe.expect.total_hours
     return ok(f"{steps} steps, {low:g} to {high:g} h")
 
@@ -98,9 +113,15 @@ def check_memory(subject: Subject) -> Finding:
     low, high = recipe.expect.device_gib
     where = recipe.document.where(("expect", "device_gib"))
     if not low <= fullest <= high:
-        return fail(f"{low:g} to {high:g} GiB are promised, the estimate is {fullest:.0f} GiB", "correct expect.device_gib, and the card", where)
+        return fail(
+            f"{low:g} to {high:g} GiB are promised, the estimate is {fullest:.0f} GiB",
+            "correct expect.device_gib, and the card",
+            where,
+        )
     if high > COMFORT * CARD_GIB:
-        return warn(f"up to {high:g} GiB are promised, of {CARD_GIB:.0f}", "leave a tenth of a device free", where)
+        return warn(
+            f"up to {high:g} GiB are promised, of {CARD_GIB:.0f}", "leave a tenth of a device free", where
+        )
     return ok(f"estimate {fullest:.0f} GiB, promised {low:g} to {high:g}")
 
 

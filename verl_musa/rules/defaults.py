@@ -20,8 +20,16 @@ def find_default(folder: Path, name: str, path: str, choices: dict[str, str] | N
     config groups, such as ``model_engine``.
     """
     found = None
-    for file, package in _files(folder, folder / f"{name}.yaml", "", dict(choices or {})):
-        inner = path if not package else path.removeprefix(f"{package}.") if path.startswith(f"{package}.") else None
+    primary = folder / f"{name}.yaml"
+    chosen = {**_overridden(primary), **(choices or {})}
+    for file, package in _files(folder, primary, "", chosen):
+        inner = (
+            path
+            if not package
+            else path.removeprefix(f"{package}.")
+            if path.startswith(f"{package}.")
+            else None
+        )
         line = None if inner is None else _lines(file).get(tuple(inner.split(".")))
         if line is not None:
             found = f"{file}:{line}"
@@ -40,11 +48,22 @@ def _files(root: Path, file: Path, package: str, choices: dict[str, str]) -> Ite
             continue
         for group, option in _options(entry, choices):
             where, _, at = group.partition("@")
-            inner = _join(package if at or "/" not in where else package, at or _group_package(where))
+            inner = _join(package, at or _group_package(where))
             target = _target(root, file, where, option)
             yield from _files(root, target, inner, choices)
     if not own_placed:
         yield file, package
+
+
+def _overridden(file: Path) -> dict[str, str]:
+    """Options that the primary config overrides in the defaults lists below it."""
+    entries = [entry for entry in _defaults(file) if isinstance(entry, dict)]
+    pairs = [(str(group), str(option)) for entry in entries for group, option in entry.items()]
+    return {
+        group.removeprefix("override ").strip(): option
+        for group, option in pairs
+        if group.startswith("override ")
+    }
 
 
 def _options(entry: Any, choices: dict[str, str]) -> list[tuple[str, str]]:
@@ -54,7 +73,11 @@ def _options(entry: Any, choices: dict[str, str]) -> list[tuple[str, str]]:
     for group, option in entry.items():
         name = str(group).removeprefix("override ").strip()
         bare = name.rpartition("/")[2].partition("@")[0]
-        chosen = choices.setdefault(bare, str(option)) if "@" not in name and "${" not in str(option) else str(option)
+        chosen = (
+            choices.setdefault(bare, str(option))
+            if "@" not in name and "${" not in str(option)
+            else str(option)
+        )
         found.append((name, _CHOICE.sub(lambda match: choices.get(match.group(1), match.group()), chosen)))
     return found
 
@@ -73,7 +96,7 @@ def _join(outer: str, inner: str) -> str:
 def _target(root: Path, file: Path, group: str, option: str) -> Path:
     if not group:
         return file.parent / f"{option}.yaml"
-    base = file.parent if group.startswith("..") else root if group.startswith("/") or file.parent == root else file.parent
+    base = root if group.startswith("/") else file.parent
     beside = (base / group.lstrip("/") / f"{option}.yaml").resolve()
     return beside if beside.is_file() else (root / group.lstrip("./") / f"{option}.yaml").resolve()
 

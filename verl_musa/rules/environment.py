@@ -11,12 +11,14 @@ from verl_musa.errors import RecipeError
 from verl_musa.recipe import read_document
 
 NEEDED = {
-    "VERL_PLATFORM": ("musa", "verl otherwise falls back to its NVIDIA platform with no more than a warning"),
     "RAY_EXPERIMENTAL_NOSET_MUSA_VISIBLE_DEVICES": (
         "1",
         "Ray otherwise narrows each worker to one device, where MCCL was reported to fail",
     ),
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": ("0", "Ray otherwise hides all devices from processes that ask for none"),
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": (
+        "0",
+        "Ray otherwise hides all devices from processes that ask for none",
+    ),
 }
 """Variable -> (text that it must have, why)."""
 
@@ -45,7 +47,9 @@ def where_of(subject: Subject, name: str) -> str:
         return str(file)
     if ("env_vars", name) in document.lines:
         return document.where(("env_vars", name))
-    return recipe.document.where(("network",)) if recipe.network is not None else document.where(("env_vars",))
+    return (
+        recipe.document.where(("network",)) if recipe.network is not None else document.where(("env_vars",))
+    )
 
 
 def variables(subject: Subject) -> dict[str, str]:
@@ -59,7 +63,17 @@ def check_needed(subject: Subject) -> Finding:
     for name, (text, why) in NEEDED.items():
         if given.get(name) != text:
             found = f"{name} is {given[name]!r}" if name in given else f"{name} is not set"
-            return fail(f"{found}: {why}", f'add {name}: "{text}" to env_vars of runtime_env.yaml', where_of(subject, name))
+            return fail(
+                f"{found}: {why}",
+                f'add {name}: "{text}" to env_vars of runtime_env.yaml',
+                where_of(subject, name),
+            )
+    if given.get("VERL_PLATFORM", "musa") != "musa":
+        return fail(
+            f"VERL_PLATFORM is {given['VERL_PLATFORM']!r}; the run itself sets musa",
+            "remove the line",
+            where_of(subject, "VERL_PLATFORM"),
+        )
     hook = subject.resolved.runtime_env.get(HOOK)
     if not hook:
         return warn(f"{HOOK} is not set: a worker without this plugin is not refused", f"add '{HOOK}: verl_musa.device.guard.on_worker_start'",
@@ -74,7 +88,11 @@ def check_harmful(subject: Subject) -> Finding:
             return warn(f"{name} {HARMFUL[name]}", "remove the line", where_of(subject, name))
         if FOREIGN.match(name):
             own = f"MCCL_{name.partition('_')[2]}"
-            return warn(f"{name} is another vendor's: MCCL does not read it", f"write {own} if MCCL has such a variable, else remove it", where_of(subject, name))
+            return warn(
+                f"{name} is another vendor's: MCCL does not read it",
+                f"write {own} if MCCL has such a variable, else remove it",
+                where_of(subject, name),
+            )
     return ok("none")
 
 
@@ -82,7 +100,11 @@ def check_empty(subject: Subject) -> Finding:
     """No variable is empty, which Ray passes on as it is, or refers to another, which nobody replaces."""
     for name, text in variables(subject).items():
         if not text.strip():
-            return fail(f"{name} is empty: it is set to nothing in every worker, not left as it was", "give it a value, or remove the line", where_of(subject, name))
+            return fail(
+                f"{name} is empty: it is set to nothing in every worker, not left as it was",
+                "give it a value, or remove the line",
+                where_of(subject, name),
+            )
         reference = SELF_REFERENCE.search(text)
         if reference is not None:
             return fail(f"{name} holds {reference.group()!r}, which Ray hands to the workers as it is: no shell replaces it",
@@ -105,7 +127,11 @@ def check_network(subject: Subject) -> Finding:
     if nodes == 1 and profile in {"tcp", "roce"}:
         return warn(f"one host with the network profile {profile}", "set network: {profile: single}", where)
     if profile == "tcp" and nodes > 1:
-        return warn("tcp: weights and gradients go through sockets", "use roce where the hosts have RDMA adapters", where)
+        return warn(
+            "tcp: weights and gradients go through sockets",
+            "use roce where the hosts have RDMA adapters",
+            where,
+        )
     return ok(profile or "one host")
 
 

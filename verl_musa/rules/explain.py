@@ -83,7 +83,9 @@ def explain(key: str, resolved: Resolved | None = None) -> Explanation:
     overrides = () if resolved is None else resolved.overrides
     groups = tuple(one.text for one in overrides if selects_group(folder, one))
     base = base_config(folder, trainer.config_name, groups)
-    config = OmegaConf.create(OmegaConf.to_container(base, resolve=False) if resolved is None else resolved.config)
+    config = OmegaConf.create(
+        OmegaConf.to_container(base, resolve=False) if resolved is None else resolved.config
+    )
     path = _full(key.lstrip("+~"), {*_paths(config), *table()})
     entry = table().get(path, {})
     choices = dict(group.split("=", 1) for group in groups)

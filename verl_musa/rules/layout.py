@@ -79,7 +79,7 @@ def check_world(subject: Subject) -> Finding:
         if shape is not None and shape.experts and layout.world % experts:
             return fail(f"{role}: ETP {layout.etp} x EP {layout.ep} x PP {layout.pp} = {experts} does not divide {layout.world} devices",
                         f"choose sizes whose product divides {layout.world}; ETP is TP where it is not set",
-                        written(subject, key(role, "ep"), key(role, "etp"), key(role, "pp")))  # fmt: skip
+                        written(subject, *(key(role, size) for size in (("etp", "ep", "pp") if layout.etp > 1 else ("ep", "pp")))))  # fmt: skip
     layout = layouts[0][1]
     shown = f"{layout.world} = TP {layout.tp} x PP {layout.pp} x CP {layout.cp} x DP {layout.data_parallel}"
     if shape is not None and shape.experts:
@@ -102,7 +102,7 @@ def check_same_groups(subject: Subject) -> Finding:
                     f"remove the line, or set it to {getattr(actor, size)}",
                     written(subject, key(role, size), key(ACTOR, size)),
                 )
-    return ok("critic, reference and actor share their groups" if len(layouts) > 2 else "both roles share their groups")  # noqa: PLR2004
+    return ok(f"{len(layouts)} roles share their groups")
 
 
 def check_experts(subject: Subject) -> Finding:  # noqa: PLR0911  (one return an outcome)
@@ -114,10 +114,16 @@ def check_experts(subject: Subject) -> Finding:  # noqa: PLR0911  (one return an
         where = written(subject, key(role, "ep"))
         if not shape.experts:
             if layout.ep > 1:
-                return fail(f"{key(role, 'ep')} is {layout.ep}, and the model is dense", "set it to 1, or remove the line", where)
+                return fail(
+                    f"{key(role, 'ep')} is {layout.ep}, and the model is dense",
+                    "set it to 1, or remove the line",
+                    where,
+                )
             continue
         if shape.experts % layout.ep:
-            return fail(f"{shape.experts} experts do not divide over EP {layout.ep}", "choose a divisor", where)
+            return fail(
+                f"{shape.experts} experts do not divide over EP {layout.ep}", "choose a divisor", where
+            )
         if shape.expert_ffn % layout.etp:
             return fail(f"experts of width {shape.expert_ffn} do not divide over ETP {layout.etp}", "set ETP to 1",
                         written(subject, key(role, "etp"), key(role, "tp")))  # fmt: skip
@@ -125,12 +131,20 @@ def check_experts(subject: Subject) -> Finding:  # noqa: PLR0911  (one return an
     ranks = subject.integer(path)
     if ranks > 1:
         if not shape.experts:
-            return fail(f"{path} is {ranks}, and the model is dense", "set it to 1, or remove the line", subject.where(path))
-        replica = subject.integer(f"{ROLLOUT}.tensor_model_parallel_size") * subject.integer(f"{ROLLOUT}.data_parallel_size")
+            return fail(
+                f"{path} is {ranks}, and the model is dense",
+                "set it to 1, or remove the line",
+                subject.where(path),
+            )
+        replica = subject.integer(f"{ROLLOUT}.tensor_model_parallel_size") * subject.integer(
+            f"{ROLLOUT}.data_parallel_size"
+        )
         if ranks != replica or shape.experts % ranks:
             return fail(f"{path} is {ranks}; verl takes 1 or TP x DP of the rollout, {replica}, and it has to divide {shape.experts} experts",
                         "set it to 1", subject.where(path))  # fmt: skip
-    return ok(f"{shape.experts} experts of which {shape.topk} compute a token" if shape.experts else "a dense model")
+    return ok(
+        f"{shape.experts} experts of which {shape.topk} compute a token" if shape.experts else "a dense model"
+    )
 
 
 def check_layers(subject: Subject) -> Finding:
@@ -151,7 +165,11 @@ def check_layers(subject: Subject) -> Finding:
         if virtual is None:
             continue
         if layout.pp == 1:
-            return fail(f"{path} is {virtual}, and there is one pipeline stage", "remove the line, or raise PP", subject.where(path))
+            return fail(
+                f"{path} is {virtual}, and there is one pipeline stage",
+                "remove the line, or raise PP",
+                subject.where(path),
+            )
         if virtual < 1 or (shape.layers // layout.pp) % virtual:
             return fail(f"{shape.layers // layout.pp} layers a stage do not divide over {virtual} virtual stages",
                         "choose a divisor", subject.where(path))  # fmt: skip
@@ -167,7 +185,9 @@ def check_recompute(subject: Subject) -> Finding:
     for role, layout in _layouts(subject):
         if role == REF:  # it computes no gradients, and takes the actor's options over
             continue
-        found = _recompute_problem(subject, f"{role}.megatron.override_transformer_config", shape.layers // layout.pp)
+        found = _recompute_problem(
+            subject, f"{role}.megatron.override_transformer_config", shape.layers // layout.pp
+        )
         if isinstance(found, Finding):
             return found
         shown = found
@@ -179,7 +199,8 @@ def _recompute_problem(subject: Subject, block: str, layers: int) -> Finding | s
     kind, method, count = (
         subject.select(f"{block}.recompute_{name}") for name in ("granularity", "method", "num_layers")
     )
-    where = written(subject, f"{block}.recompute_num_layers", f"{block}.recompute_method", f"{block}.recompute_granularity")
+    names = ("recompute_num_layers", "recompute_method", "recompute_granularity")
+    where = written(subject, *(f"{block}.{name}" for name in names))
     if kind is None:
         if method is None and count is None:
             return "nothing is recomputed"
@@ -192,14 +213,26 @@ def _recompute_problem(subject: Subject, block: str, layers: int) -> Finding | s
         return "selective"
     if kind != "full" or method not in {"block", "uniform"}:
         return fail(f"recompute_granularity {kind!r} with recompute_method {method!r}",
-                    "use full with block or uniform, or selective alone", where)  # fmt: skip
+                    "use full with block or uniform, or selective alone", written(subject, *(f"{block}.{name}" for name in names[1:])))  # fmt: skip
     if not isinstance(count, int) or count < 1:
         return fail(f"recompute_num_layers is {count!r}", f"set it to 1 up to {layers}", where)
     if count > layers:
-        return fail(f"recompute_num_layers is {count}, a pipeline stage of this model has {layers}", f"set it to at most {layers}", where)
+        return fail(
+            f"recompute_num_layers is {count}, a pipeline stage of this model has {layers}",
+            f"set it to at most {layers}",
+            where,
+        )
     if method == "uniform" and layers % count:
-        return fail(f"units of {count} layers do not divide the {layers} of a stage", f"use a divisor of {layers}, such as 1", where)
-    return f"full, {method}, {count} of {layers} layers a stage" if method == "block" else f"full, in units of {count} layer(s)"
+        return fail(
+            f"units of {count} layers do not divide the {layers} of a stage",
+            f"use a divisor of {layers}, such as 1",
+            where,
+        )
+    return (
+        f"full, {method}, {count} of {layers} layers a stage"
+        if method == "block"
+        else f"full, in units of {count} layer(s)"
+    )
 
 
 def check_sequence_parallel(subject: Subject) -> Finding:
@@ -215,7 +248,11 @@ def check_sequence_parallel(subject: Subject) -> Finding:
             return warn(f"{role}: TP {layout.tp} without sequence parallelism: each device keeps whole activations between layers",
                         f"set {path}: true", written(subject, path, key(role, "tp")))  # fmt: skip
         if layout.tp == 1 and asked and not subject.where(path).startswith("verl's default"):
-            return warn(f"{role}: sequence_parallel is true, but TP is 1: verl switches it off", f"remove {path}", subject.where(path))
+            return warn(
+                f"{role}: sequence_parallel is true, but TP is 1: verl switches it off",
+                f"remove {path}",
+                subject.where(path),
+            )
     return ok("as tensor parallelism needs it")
 
 
@@ -226,7 +263,11 @@ def check_vocabulary(subject: Subject) -> Finding:
         return unknown(NO_FACTS)
     for role, layout in _layouts(subject):
         if shape.vocab % layout.tp:
-            return fail(f"a vocabulary of {shape.vocab} does not divide over TP {layout.tp}", "choose a divisor", written(subject, key(role, "tp")))
+            return fail(
+                f"a vocabulary of {shape.vocab} does not divide over TP {layout.tp}",
+                "choose a divisor",
+                written(subject, key(role, "tp")),
+            )
     return ok(f"{shape.vocab} tokens")
 
 
@@ -253,14 +294,21 @@ def check_rollout_heads(subject: Subject) -> Finding:
     ranks = subject.integer(path)
     found = _width_problem(shape, ranks)
     if found:
-        return fail(f"{found} over {ranks} devices of a server", f"choose another {path}", subject.where(path))
+        return fail(
+            f"{found} over {ranks} devices of a server", f"choose another {path}", subject.where(path)
+        )
     world = rollout_pool(subject).world
     replica = ranks * subject.integer(f"{ROLLOUT}.data_parallel_size")
-    return ok(f"{world} = TP {ranks} x DP {world // ranks if ranks else 0} ({world // max(replica, 1)} servers)")
+    return ok(
+        f"{world} = TP {ranks} x DP {world // ranks if ranks else 0} ({world // max(replica, 1)} servers)"
+    )
 
 
 def _width_problem(shape: ModelShape, ranks: int) -> str | None:
-    widths = {"vocabulary": shape.vocab, "expert width" if shape.experts else "MLP width": shape.expert_ffn or shape.ffn}
+    widths = {
+        "vocabulary": shape.vocab,
+        "expert width" if shape.experts else "MLP width": shape.expert_ffn or shape.ffn,
+    }
     uneven = [f"{name} {width}" for name, width in widths.items() if ranks < 1 or width % ranks]
     return f"{' and '.join(uneven)} not divisible" if uneven else None
 

@@ -47,7 +47,9 @@ SOURCES = {
         ),
         "megatron-core",
     ),
-    "optimizer": Source("megatron", (("core/optimizer/optimizer_config.py", "OptimizerConfig"),), "megatron-core"),
+    "optimizer": Source(
+        "megatron", (("core/optimizer/optimizer_config.py", "OptimizerConfig"),), "megatron-core"
+    ),
     "ddp": Source(
         "megatron",
         (("core/distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
 from verl_musa.data.arithmetic import ACTOR, REF, ROLLOUT
-from verl_musa.data.sizes import CRITIC, needs_critic, needs_reference, server_layout, shape_of, trainer_layout
+from verl_musa.data.sizes import (
+    CRITIC,
+    needs_critic,
+    needs_reference,
+    server_layout,
+    shape_of,
+    trainer_layout,
+)
 from verl_musa.data.subject import Subject
 from verl_musa.plan import GIB, server_memory
 from verl_musa.rules.layout import NO_FACTS, written
@@ -39,7 +46,13 @@ def check_budgets(subject: Subject) -> Finding:
         if budget * ranks < need:
             return fail(f"{path} is {budget}" + (f" x {ranks} context-parallel ranks" if ranks > 1 else "") + f", the longest sample has {need} tokens",
                         f"set it to at least {-(-need // ranks)}, or shorten data.max_response_length", written(subject, path, f"{ACTOR}.ppo_max_token_len_per_gpu"))  # fmt: skip
-    return ok(f"longest sample {need} tokens; " + (", ".join(f"{path.rpartition('.')[2]} {subject.integer(path)}" for _, path in found) or "fixed batches"))
+    return ok(
+        f"longest sample {need} tokens; "
+        + (
+            ", ".join(f"{path.rpartition('.')[2]} {subject.integer(path)}" for _, path in found)
+            or "fixed batches"
+        )
+    )
 
 
 def check_critic_budget(subject: Subject) -> Finding:
@@ -61,7 +74,11 @@ def check_dynamic(subject: Subject) -> Finding:
     train, infer = f"{ACTOR}.use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz"
     on = bool(subject.select(train))
     if on != bool(subject.select(infer)):
-        return fail(f"{train} is {on}, {infer} is {not on}: verl asserts that they are equal", f"remove {infer}", written(subject, infer, train))
+        return fail(
+            f"{train} is {on}, {infer} is {not on}: verl asserts that they are equal",
+            f"remove {infer}",
+            written(subject, infer, train),
+        )
     if not on:
         return ok("fixed micro-batches")
     sizes = [f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"]
@@ -69,7 +86,11 @@ def check_dynamic(subject: Subject) -> Finding:
         sizes.append(f"{REF}.log_prob_micro_batch_size_per_gpu")
     ignored = [path for path in sizes if subject.select(path) is not None]
     if ignored:
-        return warn(f"{ignored[0]} has no effect: use_dynamic_bsz makes micro-batches by token count", "remove the line", subject.where(ignored[0]))
+        return warn(
+            f"{ignored[0]} has no effect: use_dynamic_bsz makes micro-batches by token count",
+            "remove the line",
+            subject.where(ignored[0]),
+        )
     return ok("micro-batches by token count")
 
 
@@ -81,7 +102,11 @@ def check_samples(subject: Subject) -> Finding:
         return fail(f"{estimator} with {path} {count}: a sample has no others of its prompt to be compared with, and every advantage is 0",
                     f"set {path} to 2 or more, 8 as a start", written(subject, path, "algorithm.adv_estimator"))  # fmt: skip
     if estimator == "gae" and count > 1:
-        return warn(f"gae with {path} {count}: the critic is the baseline, groups only repeat prompts", f"set {path}: 1 and raise data.train_batch_size", subject.where(path))
+        return warn(
+            f"gae with {path} {count}: the critic is the baseline, groups only repeat prompts",
+            f"set {path}: 1 and raise data.train_batch_size",
+            subject.where(path),
+        )
     return ok(f"{estimator}, {count} sample(s) a prompt")
 
 
@@ -101,9 +126,17 @@ def check_fraction(subject: Subject) -> Finding:
     need = longest(subject)
     shown = f"{fraction:g} x {layout.device_gib:.0f} GiB: weights {server.weights / GIB:.1f}, cache {server.cache / GIB:.1f} GiB for {server.cache_tokens:,} tokens"
     if server.cache_tokens < need:
-        return fail(f"{shown}; the longest sample has {need:,}", "raise it, or the rollout's tensor_model_parallel_size", where)
-    samples = subject.integer("data.train_batch_size") * subject.integer(f"{ROLLOUT}.n") // max(layout.replicas, 1)
-    return ok(f"{shown}; at worst {min(server.cache_tokens // need, samples)} of a server's {samples} samples at once")
+        return fail(
+            f"{shown}; the longest sample has {need:,}",
+            "raise it, or the rollout's tensor_model_parallel_size",
+            where,
+        )
+    samples = (
+        subject.integer("data.train_batch_size") * subject.integer(f"{ROLLOUT}.n") // max(layout.replicas, 1)
+    )
+    return ok(
+        f"{shown}; at worst {min(server.cache_tokens // need, samples)} of a server's {samples} samples at once"
+    )
 
 
 def check_prefill(subject: Subject) -> Finding:
@@ -113,7 +146,11 @@ def check_prefill(subject: Subject) -> Finding:
         return ok("prefill in pieces")
     need, limit = longest(subject), subject.integer(path)
     if limit < need:
-        return fail(f"enable_chunked_prefill is false and {path} {limit} is below the longest sample, {need}", f"set it to {need}, or allow chunked prefill", subject.where(path))
+        return fail(
+            f"enable_chunked_prefill is false and {path} {limit} is below the longest sample, {need}",
+            f"set it to {need}, or allow chunked prefill",
+            subject.where(path),
+        )
     return ok(f"whole prompts, up to {limit} tokens")
 
 

@@ -37,7 +37,9 @@ def _run(configs: Sequence[object], limit_s: float) -> list[list[dict[str, str]]
         job, result = Path(folder, "job.json"), Path(folder, "result.json")
         job.write_text(json.dumps(configs), encoding="utf-8")
         # The platform is of no interest here; verl would look for a device.
-        environment = {name: text for name, text in os.environ.items() if not name.startswith(("VERL_", "SGLANG_"))}
+        environment = {
+            name: text for name, text in os.environ.items() if not name.startswith(("VERL_", "SGLANG_"))
+        }
         try:
             done = subprocess.run(
                 [sys.executable, str(_JOB), str(job), str(result)],
@@ -53,7 +55,13 @@ def _run(configs: Sequence[object], limit_s: float) -> list[list[dict[str, str]]
 
 
 def _unknown(reason: str) -> Result:
-    return Result(check=CHECK, looks_at=LOOKS_AT, status=Status.UNKNOWN, evidence=reason, fix="run it where verl is installed")
+    return Result(
+        check=CHECK,
+        looks_at=LOOKS_AT,
+        status=Status.UNKNOWN,
+        evidence=reason,
+        fix="run it where verl is installed",
+    )
 
 
 def _result(resolved: Resolved, problems: Sequence[dict[str, str]]) -> Result:
@@ -78,4 +86,4 @@ def _culprit(resolved: Resolved, part: str, message: str) -> Override | None:
     last = {word.rpartition(".")[2] for word in words}
     fitting = [one for one in resolved.overrides if one.path.rpartition(".")[2] in last]
     inside = [one for one in fitting if one.path.startswith(part)]
-    return (inside or fitting or [None])[0]
+    return next(iter(inside or fitting), None)

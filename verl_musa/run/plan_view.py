@@ -25,16 +25,27 @@ def plan_lines(resolved: Resolved) -> list[str]:
     lines = [
         f"recipe      {recipe.title} {recipe.version}: {recipe.summary}",
         f"image       images/{recipe.image}",
-        f"model       {model.path}" + (f"  ({model.hub} at {(model.revision or 'no revision')[:12]})" if model.hub else ""),
+        f"model       {model.path}"
+        + (f"  ({model.hub} at {(model.revision or 'no revision')[:12]})" if model.hub else ""),
     ]
-    for one in recipe.conversion:
-        lines.append(f"conversion  {', '.join(one.roles)}: {one.output}  ({one.spec} names, {one.dtype or 'types as they are'}{', value head' if one.value_head else ''})")
+    lines += [
+        f"conversion  {', '.join(one.roles)}: {one.output}  ({one.spec} names, {one.dtype or 'types as they are'}{', value head' if one.value_head else ''})"
+        for one in recipe.conversion
+    ]
     for split in ("train", "val"):
         source = recipe.data.sources.get(split)
-        lines.append(f"data        {split}: {', '.join(getattr(recipe.data, split))}" + (f"  (from {source})" if source else ""))
-    lines.append(f"nodes       {cluster.nodes} hosts x {cluster.devices_per_node} {recipe.device.type} devices, {cluster.cpus_per_node} logical CPUs and {cluster.host_memory_gib:g} GiB each")
+        lines.append(
+            f"data        {split}: {', '.join(getattr(recipe.data, split))}"
+            + (f"  (from {source})" if source else "")
+        )
+    lines.append(
+        f"nodes       {cluster.nodes} hosts x {cluster.devices_per_node} {recipe.device.type} devices, {cluster.cpus_per_node} logical CPUs and {cluster.host_memory_gib:g} GiB each"
+    )
     if recipe.network is not None:
-        lines.append(f"network     {recipe.network.profile}" + (f" over {recipe.network.interface}" if recipe.network.interface else ""))
+        lines.append(
+            f"network     {recipe.network.profile}"
+            + (f" over {recipe.network.interface}" if recipe.network.interface else "")
+        )
     lines.append(f"layout      {_layout(subject)}")
     shape = shape_of(subject)
     if shape is not None:
@@ -57,7 +68,9 @@ def _memory(subject: Subject, shape: ModelShape) -> list[str]:
     found = []
     for phase in phases(subject, shape):
         parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in phase.parts)
-        found.append(f"memory      {phase.name}: {phase.total / GIB:.1f} of {CARD_GIB:.0f} GiB a device ({parts}); estimated")
+        found.append(
+            f"memory      {phase.name}: {phase.total / GIB:.1f} of {CARD_GIB:.0f} GiB a device ({parts}); estimated"
+        )
     server = server_memory(shape, server_layout(subject))
     return [*found, f"cache       {server.cache_tokens:,} tokens a server"]
 
@@ -75,10 +88,11 @@ def _time(subject: Subject, shape: ModelShape) -> list[str]:
         recompute=layout.recompute,
     )
     low, high = time.step
-    return [
+    shown = (
         f"time        {low / 60:.0f} to {high / 60:.0f} min a step, of which training {time.training[0] / 60:.1f} to {time.training[1] / 60:.1f}; "
         "from rates that public runs report, not measured here"
-    ]
+    )
+    return [shown]
 
 
 def check(resolved: Resolved, display: Display) -> Report:
@@ -92,7 +106,10 @@ def check(resolved: Resolved, display: Display) -> Report:
     require(report.results)
     for result in report.results:
         if result.status is not Status.OK:
-            display.note(f"{result.status.value} {result.check}: {result.evidence}" + (f" -> {result.fix}" if result.fix else ""))
+            display.note(
+                f"{result.status.value} {result.check}: {result.evidence}"
+                + (f" -> {result.fix}" if result.fix else "")
+            )
     waiting = f"; {len(report.deferred)} checks of files wait for the hosts" if report.deferred else ""
     display.note(f"{len(report.results)} checks, none failed{waiting}")
     return report
@@ -108,7 +125,10 @@ def refuse(resolved: Resolved, site: Site) -> None:
     missing = []
     if site.source is None:
         missing.append("site.yaml: there is none")
-    missing += [f"{name}: not set in site.yaml, used at {_short(where)}" for name, where in resolved.missing_site.items()]
+    missing += [
+        f"{name}: not set in site.yaml, used at {_short(where)}"
+        for name, where in resolved.missing_site.items()
+    ]
     if site.hostfile is None:
         missing.append("hostfile: site.yaml names none")
     elif not Path(site.hostfile).is_file():
@@ -118,7 +138,9 @@ def refuse(resolved: Resolved, site: Site) -> None:
         + (", and this machine does not know them" if missing else ", which this version cannot start yet"),
         where=resolved.recipe.document.where(("cluster", "nodes")),
         found="; ".join(missing) or f"site.yaml {site.source}, hostfile {site.hostfile}",
-        expected="site.yaml with shared, hostfile and the values that the recipe uses" if missing else "a Ray that is up on all hosts",
+        expected="site.yaml with shared, hostfile and the values that the recipe uses"
+        if missing
+        else "a Ray that is up on all hosts",
         fix=(
             "copy site.example.yaml to site.yaml beside the checkout and fill it in; `--dry-run` shows the plan without it"
             if missing

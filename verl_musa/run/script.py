@@ -59,20 +59,31 @@ def recipe_script(recipe: Recipe, site: Site, sets: Sequence[str] = ()) -> str:
     resolved = resolve(recipe, run_dir=Path(RUN_DIR), site=Site(), sets=sets, without_site=True)
     cluster = recipe.cluster
     lines = [_HEAD.format(title=recipe.title, nodes=cluster.nodes, devices=cluster.devices_per_node).rstrip()]
-    for name in sorted(resolved.missing_site):
-        lines.append(f': "${{SITE_{name.upper()}:?set it to the value that site.yaml has for {name}}}"')
     lines += [
+        *(
+            f': "${{SITE_{name.upper()}:?set it to the value that site.yaml has for {name}}}"'
+            for name in sorted(resolved.missing_site)
+        ),
         ': "${RAY_JOBS_ADDRESS:=http://127.0.0.1:8265}"',
-        f'run_id=${{RUN_ID:-{recipe.name}-$(date -u +%Y%m%d-%H%M%S)}}',
+        f"run_id=${{RUN_ID:-{recipe.name}-$(date -u +%Y%m%d-%H%M%S)}}",
         _run_dir(resolved),
     ]
     variables = _variables(resolved)
     for name, text in sorted(variables.items()):
-        lines.append(f': "${{{name}:?is a secret, set it first}}"' if is_secret_variable(name) else f"export {name}={_quoted(text, resolved)}")
+        lines.append(
+            f': "${{{name}:?is a secret, set it first}}"'
+            if is_secret_variable(name)
+            else f"export {name}={_quoted(text, resolved)}"
+        )
     rest = {key: value for key, value in resolved.runtime_env.items() if key != "env_vars"}
     names = sorted([*variables, _plan_name()])
     lines.append(
-        _SUBMIT.format(plan=_plan_name(), simulated=recipe.device.simulated, rest=shlex.quote(json.dumps(rest, sort_keys=True)), names=" ".join(names)).rstrip()
+        _SUBMIT.format(
+            plan=_plan_name(),
+            simulated=recipe.device.simulated,
+            rest=shlex.quote(json.dumps(rest, sort_keys=True)),
+            names=" ".join(names),
+        ).rstrip()
     )
     lines.append(f"  python3 -m {recipe.trainer.module} --config-name {recipe.trainer.config_name} \\")
     texts = ["hydra.run.dir=" + RUN_DIR + "/logs/hydra", *(o.text for o in resolved.overrides)]
@@ -88,8 +99,10 @@ def _plan_name() -> str:
 
 def _run_dir(resolved: Resolved) -> str:
     below = f"runs/{resolved.recipe.name}/${{run_id}}"
-    default = f"${{SITE_SHARED}}/{below}" if "shared" in resolved.missing_site else f"${{recipe_dir}}/../../{below}"
-    return f'run_dir=${{RUN_DIR:-{default}}}'
+    default = (
+        f"${{SITE_SHARED}}/{below}" if "shared" in resolved.missing_site else f"${{recipe_dir}}/../../{below}"
+    )
+    return f"run_dir=${{RUN_DIR:-{default}}}"
 
 
 def _variables(resolved: Resolved) -> dict[str, str]:
@@ -106,11 +119,15 @@ def _variables(resolved: Resolved) -> dict[str, str]:
 def _quoted(text: str, resolved: Resolved) -> str:
     """``text`` as one word of the shell: literal, but for the folders and site values that are variables of the script."""
     markers = {RUN_DIR: "${run_dir}", "RUN-ID": "${run_id}", str(resolved.recipe.folder): "${recipe_dir}"}
-    pattern = re.compile("|".join([*(re.escape(marker) for marker in markers), _SITE.pattern, r"\$\{run_\w+\}"]))
+    pattern = re.compile(
+        "|".join([*(re.escape(marker) for marker in markers), _SITE.pattern, r"\$\{run_\w+\}"])
+    )
     parts, end = [], 0
     for match in pattern.finditer(text):
         found = match.group()
-        variable = markers.get(found) or (found if found.startswith("${run_") else f"${{SITE_{match.group(1).upper()}}}")
+        variable = markers.get(found) or (
+            found if found.startswith("${run_") else f"${{SITE_{match.group(1).upper()}}}"
+        )
         parts += [_escaped(text[end : match.start()]), variable]
         end = match.end()
     if not parts and shlex.quote(text) == text:
