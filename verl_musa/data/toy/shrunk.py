@@ -6,7 +6,6 @@ right now and then: enough for advantages that are not all zero, which is what a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,56 +67,48 @@ def build_model(tokenizer: Any, sizes: Mapping[str, Any], seed: int) -> Any:
 
 
 def make_assets(
-    recipe: str, sizes: Mapping[str, Any], out: Path, seed: int, plan: models.Pretraining
+    recipe: str, sizes: Mapping[str, Any], work: Path, seed: int, steps: int | None = None
 ) -> None:
-    """Make model, converted weights and data in ``out``: complete or, if anything goes wrong, not at all.
+    """Make model, converted weights and data in ``work``; with ``steps`` in each phase, for tests.
 
     Raises:
-        AssetError: ``out`` holds files, or the model's samples are all right or all wrong.
+        AssetError: the model's samples are all right or all wrong.
         CheckpointError: the model cannot be converted.
     """
     import torch
 
     from verl_musa.checkpoint import ToMcore, to_mcore
 
-    with publish.publishing(out) as work:
-        train, val = sums.split_problems(seed)
-        marked = [Marked(problem.a, problem.b) for problem in train]
-        tokenizer = models.build_tokenizer([*(problem.question for problem in train), *([MARK] * 100)])
-        model = build_model(tokenizer, sizes, seed)
-        publish.say(
-            f"model: {sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}"
+    plan = PLAN if steps is None else replace(PLAN, skill_steps=steps, careless_steps=steps)
+    train, val = sums.split_problems(seed)
+    marked = [Marked(problem.a, problem.b) for problem in train]
+    tokenizer = models.build_tokenizer([*(problem.question for problem in train), *([MARK] * 100)])
+    model = build_model(tokenizer, sizes, seed)
+    publish.say(
+        f"model: {sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}"
+    )
+    for name, count in (("skill", plan.skill_steps), ("careless", plan.careless_steps)):
+        models.train_phase(
+            model, tokenizer, marked, plan, name=name, steps=count, rng=sums.stream(seed, name)
         )
-        for name, steps in (("skill", plan.skill_steps), ("careless", plan.careless_steps)):
-            models.train_phase(
-                model, tokenizer, marked, plan, name=name, steps=steps, rng=sums.stream(seed, name)
-            )
-        found = models.measure(model, tokenizer, [Marked(problem.a, problem.b) for problem in val])
-        publish.say(f"val reward {found['sampled']:.3f} sampled, {found['greedy']:.3f} greedy")
-        if plan == PLAN and not BASE_REWARD[0] <= found["sampled"] <= BASE_REWARD[1]:
-            raise publish.AssetError(
-                f"seed {seed}: found val reward {found['sampled']:.3f}, expected {BASE_REWARD[0]} to {BASE_REWARD[1]}: use another seed"
-            )
-        # The recipes train in bfloat16, from weights in it.
-        models.save(model.to(torch.bfloat16), tokenizer, work / "model")
-        to_mcore(ToMcore(source=work / "model", output=work / "mcore", jobs=1))
-        for split, problems in zip(("train", "val"), (train, val), strict=True):
-            sums.write_parquet(work / f"{split}.parquet", problems, data_source=f"{recipe}/sim", split=split)
-        publish.write_manifest(work, recipe, seed, {"pretraining": asdict(plan), "val_reward": found})
+    found = models.measure(model, tokenizer, [Marked(problem.a, problem.b) for problem in val])
+    publish.say(f"val reward {found['sampled']:.3f} sampled, {found['greedy']:.3f} greedy")
+    if steps is None and not BASE_REWARD[0] <= found["sampled"] <= BASE_REWARD[1]:
+        raise publish.AssetError(
+            f"seed {seed}: found val reward {found['sampled']:.3f}, expected {BASE_REWARD[0]} to {BASE_REWARD[1]}: use another seed"
+        )
+    # The recipes train in bfloat16, from weights in it.
+    models.save(model.to(torch.bfloat16), tokenizer, work / "model")
+    to_mcore(ToMcore(source=work / "model", output=work / "mcore", jobs=1))
+    for split, problems in zip(("train", "val"), (train, val), strict=True):
+        sums.write_parquet(work / f"{split}.parquet", problems, data_source=f"{recipe}/sim", split=split)
+    publish.write_manifest(work, recipe, seed, {"pretraining": asdict(plan), "val_reward": found})
 
 
 def main(recipe: str, sizes: Mapping[str, Any], argv: Sequence[str] | None = None) -> int:
-    """Run the command line of a recipe's ``make_assets.py``; return its exit code: 0, or 2 for a foreseeable mistake."""
-    args = publish.parse_args(recipe, argv)
-    plan = PLAN
-    if args.pretrain_steps is not None:
-        plan = replace(PLAN, skill_steps=args.pretrain_steps, careless_steps=args.pretrain_steps)
-    start = time.monotonic()
-    try:
-        publish.require_free(args.out)  # before the heavy imports, so that a mistake shows at once
-        publish.prepare_libraries()
-        make_assets(recipe, sizes, args.out, args.seed, plan)
-    except (publish.AssetError, OSError) as error:
-        return publish.fail(error)
-    publish.say(f"done in {time.monotonic() - start:.0f} s: {args.out}")
-    return 0
+    """Run the command line of a recipe's ``make_assets.py`` and return its exit code."""
+
+    def make(work: Path, seed: int, steps: int | None) -> None:
+        make_assets(recipe, sizes, work, seed, steps)
+
+    return publish.run_script(recipe, argv, make)
