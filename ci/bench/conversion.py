@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -65,9 +66,10 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One way's wall time in seconds and peak memory in bytes; without a time it was ended, for its memory."""
+    """One way's wall time and CPU time in seconds and peak memory in bytes; without a time it was ended, for its memory."""
 
     seconds: float | None
+    cpu: float
     peak: int
 
 
@@ -121,7 +123,7 @@ def measure(command: Sequence[str], env: dict[str, str], log: Path) -> Measured:
     Raises:
         RuntimeError: it failed or took longer than LIMIT_S.
     """
-    started = time.perf_counter()
+    before, started = _cpu(), time.perf_counter()
     with log.open("wb") as stream:
         process = psutil.Popen(list(command), env=env, stdout=stream, stderr=subprocess.STDOUT)
     peak, code = 0, None
@@ -131,7 +133,7 @@ def measure(command: Sequence[str], env: dict[str, str], log: Path) -> Measured:
             peak = max(peak, _resident(process))
             cost = time.perf_counter() - looked
             if psutil.virtual_memory().available < MEMORY_LEFT:
-                return Measured(None, peak)
+                return Measured(None, 0.0, peak)
             if time.perf_counter() - started > LIMIT_S:
                 raise RuntimeError(f"{command[:3]} took longer than {LIMIT_S:.0f} s")
             # Returns at once when the process ends, so that the wall time is not rounded up to a sample.
@@ -141,7 +143,13 @@ def measure(command: Sequence[str], env: dict[str, str], log: Path) -> Measured:
         _end(process)
     if code:
         raise RuntimeError(f"{command[:3]} failed:\n{log.read_text(errors='replace')[-3000:]}")
-    return Measured(seconds, peak)
+    return Measured(seconds, _cpu() - before, peak)
+
+
+def _cpu() -> float:
+    """CPU seconds of all children that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _wait(process: psutil.Popen, seconds: float) -> int | None:
@@ -265,25 +273,26 @@ def bench(
 def _middle(runs: Sequence[Measured]) -> Measured:
     seconds = [run.seconds for run in runs if run.seconds is not None]
     peak = max(run.peak for run in runs)
-    return Measured(statistics.median(seconds) if len(seconds) == len(runs) else None, peak)
+    cpu = statistics.median(run.cpu for run in runs)
+    return Measured(statistics.median(seconds) if len(seconds) == len(runs) else None, cpu, peak)
 
 
 def table(found: dict[float, dict[str, Measured]]) -> str:
     """The results as a Markdown table."""
     lines = [
-        "| Model | Way | Wall time | Bandwidth, of cp flushed | Time, of ours | Peak memory | Memory, of ours |",
-        "|---|---|---|---|---|---|---|",
+        "| Model | Way | Wall time | Bandwidth, of cp flushed | Time, of ours | CPU time | Peak memory | Memory, of ours |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for gib, runs in found.items():
         limit, ours = runs[FLUSHED].seconds, runs[OURS]
         for name, run in runs.items():
             memory = f"{run.peak / 2**20:,.0f} MiB | {run.peak / ours.peak:.1f} x"
             if run.seconds is None or limit is None or ours.seconds is None:
-                lines.append(f"| {gib:g} GiB | {name} | ended: no memory left | | | over {memory} |")
+                lines.append(f"| {gib:g} GiB | {name} | ended: no memory left | | | | over {memory} |")
                 continue
             lines.append(
                 f"| {gib:g} GiB | {name} | {run.seconds:.1f} s ({gib / run.seconds:.2f} GiB/s) | "
-                f"{limit / run.seconds:.0%} | {run.seconds / ours.seconds:.1f} x | {memory} |"
+                f"{limit / run.seconds:.0%} | {run.seconds / ours.seconds:.1f} x | {run.cpu:.1f} s | {memory} |"
             )
     return "\n".join(lines)
 
