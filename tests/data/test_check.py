@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - characters that look alike are part of what is tested
 """Each check of ``verl-musa data check`` with each of its outcomes."""
 
 from __future__ import annotations
@@ -367,7 +368,7 @@ def reward_of(tmp_path: Path, body: str) -> RewardFunction:
         ("    syntax error\n", Status.FAIL, "cannot be loaded: SyntaxError", "reward.py"),
     ],
 )  # fmt: skip
-def test_reward(
+def test_reward(  # noqa: PLR0917  (fixtures)
     body: str, status: Status, evidence: str, where: str, files: DataFiles, tmp_path: Path
 ) -> None:
     files.reward = reward_of(tmp_path, body)

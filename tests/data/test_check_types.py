@@ -58,7 +58,7 @@ def test_what_datasets_refuses(kind: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", table(pa.array(CHAT, kind)))
     hard = [found for hard, found in said(file) if hard]
     assert any("which datasets cannot read" in found for found in hard)
-    with pytest.raises(Exception, match="dtype equivalent|not implemented|generating the dataset"):
+    with pytest.raises(Exception, match=r"dtype equivalent|not implemented|generating the dataset"):
         read_as_verl_does(file, tmp_path / "cache")
 
 
@@ -106,7 +106,7 @@ def test_missing_columns_and_dictionaries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "hard"), [("Sequence", False), ("List", False), ("Nonsense", True)])
 def test_metadata_of_datasets(kind: str, hard: bool, tmp_path: Path) -> None:
     text = {"dtype": "string", "_type": "Value"}
-    features = {"prompt": {"feature": {"role": text, "content": text}, "_type": kind}}
+    features: dict[str, Any] = {"prompt": {"feature": {"role": text, "content": text}, "_type": kind}}
     features |= {"data_source": text, "reward_model": {"style": text, "ground_truth": text}}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     file = write(

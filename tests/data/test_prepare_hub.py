@@ -33,7 +33,9 @@ class Double:
 
 
 @pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Double]:
+def double(  # noqa: C901  (a server's routes)
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Double]:
     state = Double()
 
     class Handler(BaseHTTPRequestHandler):

@@ -89,7 +89,7 @@ def test_dots_reach_into_structs_unless_a_column_has_the_name() -> None:
     assert (
         nested.ground_truth({"reward_model.ground_truth": "2", "reward_model": {"ground_truth": "1"}}) == "2"
     )
-    with pytest.raises(RowError, match="no column 'reward_model.ground_truth'; the row has reward_model"):
+    with pytest.raises(RowError, match=r"no column 'reward_model\.ground_truth'; the row has reward_model"):
         nested.ground_truth({"reward_model": {}})
     assert has_columns({"q": "", "reward_model": {"ground_truth": None}}, nested.mapping)
     assert not has_columns({"q": ""}, nested.mapping)

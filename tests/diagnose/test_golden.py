@@ -10,6 +10,7 @@ import yaml
 
 from verl_musa.checks import Result, Status
 from verl_musa.diagnose import calls_for_job, golden_results
+from verl_musa.diagnose.golden import golden_file
 from verl_musa.recipe import Site, load_recipe, resolve
 
 GOLDEN: dict[str, Any] = {
@@ -51,6 +52,26 @@ def check(
     (result,) = golden_results(resolved)
     assert result.check == "gate.reward"
     return result
+
+
+def test_a_variant_may_bring_pairs_of_its_own(make_recipe: Any) -> None:
+    folder = make_recipe()
+    (folder / "golden.yaml").write_text(yaml.safe_dump(GOLDEN), encoding="utf-8")
+    for name in ("own", "plain"):
+        (folder / "variants" / name).mkdir(parents=True)
+        (folder / "variants" / f"{name}.yaml").write_text("summary: x\n", encoding="utf-8")
+    own = folder / "variants" / "own" / "golden.yaml"
+    own.write_text(yaml.safe_dump(GOLDEN), encoding="utf-8")
+    found = {}
+    for named in ("", "@own", "@plain", "@own+plain"):
+        recipe = load_recipe(f"{folder}{named}")
+        found[named] = golden_file(resolve(recipe, run_dir=folder / "run", site=Site()))
+    assert found == {
+        "": folder / "golden.yaml",
+        "@own": own,
+        "@plain": folder / "golden.yaml",
+        "@own+plain": own,
+    }
 
 
 def test_right_and_wrong_responses_score_as_they_should(make_recipe: Any) -> None:

@@ -28,10 +28,14 @@ LAUNCHES = sorted(
 )
 
 
+SITE = Site(values={"gsm8k": "/site/gsm8k"})
+"""What the site has to say for the recipes that ask it."""
+
+
 def launch_of(name: str, run_dir: Path) -> dict[str, Any]:
     """The resolved launch with every folder of this machine named symbolically."""
     recipe = load_recipe(str(ROOT / "recipes" / name))
-    resolved = resolve(recipe, run_dir=run_dir, site=Site(), without_site=True)
+    resolved = resolve(recipe, run_dir=run_dir, site=SITE, without_site=True)
     command = [part.replace(str(run_dir), "<run.dir>") for part in job_command(recipe, RunDirectory(run_dir))]
     loggers = job_config(resolved, None, resuming=False)["trainer"]["logger"]
     assert "file" in loggers

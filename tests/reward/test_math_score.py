@@ -49,6 +49,8 @@ def comparer(pool: Comparer, monkeypatch: pytest.MonkeyPatch) -> Comparer:
         ("1 2", "3", False),
         ("3+2i", "2i+3", True),
         ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", True),
+        ("\\begin{pmatrix}2/2\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", True),
+        ("\\begin{pmatrix}2\\\\1\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", False),
         ("\\frac{1}{0}", "7", False),
         ("}{", "7x", False),
         ("\\frac{", "7x", False),

@@ -1,6 +1,7 @@
-"""Checks of what a recipe names - model, checkpoints, prompts, reward function, sizes - before anything is started.
+"""Checks of what a recipe names - model, checkpoints, prompts, reward function, sizes - before anything is started; and the prompts.
 
-Public face: :func:`check_recipe` for the results, :func:`require` to stop at the first failure.
+Public face: :func:`check_recipe` for the results, :func:`require` to stop at the first failure. What `verl-musa data` does lies in the
+modules ``prepare``, ``check`` and ``show``, which import pyarrow and numpy when they are called.
 """
 
 from __future__ import annotations

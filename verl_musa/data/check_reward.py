@@ -13,7 +13,6 @@ from typing import Any
 
 from verl_musa.data.check_tally import Tally
 from verl_musa.data.digests import Seen, digest
-from verl_musa.errors import DataError
 from verl_musa.reward import Child, ChildDiedError, ChildError, ChildTimeoutError
 
 START_SECONDS = 120.0
@@ -175,13 +174,3 @@ def _samples(source: str, truth: Any, extra: Any) -> list[dict[str, Any]]:
         {"data_source": source, "solution_str": response, "ground_truth": plain, "extra_info": info}
         for response in responses
     ]
-
-
-def require_file(function: RewardFunction) -> None:
-    """Stop where the reward's file is missing.
-
-    Raises:
-        DataError: it is.
-    """
-    if not function.file.is_file():
-        raise DataError("no such file", where=str(function.file), fix="correct reward.file in recipe.yaml")

@@ -62,6 +62,13 @@ class Golden(_Part):
     cases: list[Case] = Field(min_length=1)
 
 
+def golden_file(resolved: Resolved) -> Path:
+    """The recipe's file, or that of the last of its variants that has one: ``variants/NAME/golden.yaml``."""
+    folder = resolved.recipe.folder
+    own = [folder / "variants" / name / FILE for name in resolved.recipe.variants]
+    return next((path for path in reversed(own) if path.is_file()), folder / FILE)
+
+
 def load_golden(path: Path) -> Golden:
     """Read a ``golden.yaml``.
 
@@ -100,7 +107,7 @@ class _Call:
 
 def check_reward(subject: Subject) -> Finding:
     """The reward function scores right and wrong responses as the golden pairs say, with the data's own ground truth."""
-    path = subject.resolved.recipe.folder / FILE
+    path = golden_file(subject.resolved)
     if not path.is_file():
         return unknown("the recipe has no golden pairs", f"write {FILE} as docs/gate.md shows", str(path))
     golden = load_golden(path)
@@ -132,7 +139,7 @@ def calls_for_job(resolved: Resolved) -> list[dict[str, Any]]:
         DataError: the file is not in its form.
     """
     subject = Subject(resolved)
-    path = resolved.recipe.folder / FILE
+    path = golden_file(resolved)
     if not path.is_file() or not _asks_a_model(subject):
         return []
     golden = load_golden(path)

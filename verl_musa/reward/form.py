@@ -57,7 +57,7 @@ def without_name(form: str) -> str:
     return match.group(1).strip() if match else form
 
 
-_COMMAND = re.compile(r"\\[A-Za-z]+")
+_COMMAND = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _WORDS = re.compile(r"[A-Za-z]{2,}|[\u4e00-\u9fff]")
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "lg", "exp", "sqrt", "pi", "mod", "max", "min", "arcsin", "arccos",
               "arctan", "infty", "inf", "gcd", "lcm", "or", "and"}  # fmt: skip
