@@ -12,6 +12,7 @@ import math
 import struct
 
 from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
+from verl_musa.data.arithmetic import data_parallel
 from verl_musa.data.placement import ROLLOUT, is_split, pools, rollout_pool
 from verl_musa.data.sizes import CARD_GIB, RUNTIME_GIB, phases, shape_of, trainer_layout
 from verl_musa.data.subject import Subject
@@ -103,7 +104,7 @@ def check_device_memory(subject: Subject) -> Finding:
 def _by_phases(subject: Subject, shape: ModelShape) -> Finding:
     """The fullest phase against a device; memory outside of ``gpu_memory_utilization`` is the trainer's."""
     where = subject.where(FRACTION)
-    if not shape.layers or not trainer_layout(subject).data_parallel:
+    if data_parallel(subject) == 0:
         return unknown("the layout does not fit the devices (see cluster.devices)", "", where)
     found = phases(subject, shape)
     fullest = max(found, key=lambda phase: phase.total)
