@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from verl_musa.diagnose.triage_read import UnreadableError, open_log
+from verl_musa.diagnose.triage_read import Readable, UnreadableError, open_log
 from verl_musa.diagnose.triage_sources import RunFacts, Source
 from verl_musa.diagnose.triage_text import Stamp, Who
 
@@ -26,11 +27,11 @@ def expanded(source: Source) -> Source:
         return source
     try:
         with open_log(path) as stream:
-            raw = stream.read(LARGEST + 1)
-        if len(raw) > LARGEST:
+            raw = _all(stream)
+        if raw is None:
             return source
         value = json.loads(raw)
-    except (UnreadableError, OSError, EOFError, ValueError, RecursionError):
+    except (UnreadableError, OSError, EOFError, zlib.error, ValueError, RecursionError):
         return source  # read as text, which says so where it cannot be read at all
     try:
         told = list(_told(value))
@@ -39,6 +40,17 @@ def expanded(source: Source) -> Source:
     if not told and not _known(value):
         return source
     return _as_lines(source, raw.decode("utf-8", "replace"), told)
+
+
+def _all(stream: Readable) -> bytes | None:
+    """The whole content, unless that is too much."""
+    parts, size = [], 0
+    while data := stream.read(LARGEST + 1 - size):
+        parts.append(data)
+        size += len(data)
+        if size > LARGEST:
+            return None
+    return b"".join(parts)
 
 
 def run_source(run: RunFacts) -> Source:

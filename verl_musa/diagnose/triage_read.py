@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import stat
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol
 
 from verl_musa.diagnose.triage_text import ESCAPES
 
@@ -18,6 +18,17 @@ LONGEST_LINE = 2 << 20
 """A line above this is read as several, with the same number."""
 
 LARGEST_UNPACKED = 64 << 30
+
+
+GZIP = 16 + zlib.MAX_WBITS
+PACKED = 1 << 16
+
+
+class Readable(Protocol):
+    """What :func:`open_log` returns."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to ``size`` bytes; none at the end."""
 
 
 class UnreadableError(Exception):
@@ -33,7 +44,32 @@ class Block:
     offset: int
 
 
-def open_log(path: Path) -> BinaryIO:
+class _Unpacked:
+    """A gzip, of one part or several, of which what is whole before a break can be read."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._left = b""
+        self._decoder = zlib.decompressobj(GZIP)
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` bytes; none at the end. EOFError or zlib.error: the rest is missing or broken."""
+        while True:
+            packed = self._left or self._raw.read(PACKED)
+            if not packed and self._decoder.eof:
+                return b""
+            if not packed:
+                raise EOFError("the file is cut off")
+            if self._decoder.eof:
+                self._decoder = zlib.decompressobj(GZIP)
+            data = self._decoder.decompress(packed, size)
+            self._left = self._decoder.unconsumed_tail or self._decoder.unused_data
+            if data:
+                return data
+
+
+@contextmanager
+def open_log(path: Path) -> Iterator[Readable]:
     """Open a plain file or a gzip for reading; never follows a link, never waits for a pipe.
 
     Raises:
@@ -46,13 +82,13 @@ def open_log(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise UnreadableError("not a plain file")
-    raw = os.fdopen(number, "rb", buffering=0)
-    packed = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    return cast("BinaryIO", gzip.GzipFile(fileobj=raw) if packed else raw)
+    with os.fdopen(number, "rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        yield _Unpacked(raw) if packed else raw
 
 
-def blocks(stream: BinaryIO) -> Iterator[Block]:
+def blocks(stream: Readable) -> Iterator[Block]:
     """The blocks of a file, colours taken out.
 
     Raises:

@@ -139,8 +139,10 @@ class _Spot:
 
     @classmethod
     def of(cls, raised: Raised, trace: Trace) -> _Spot:
-        """One exception of a traceback, with the line that the traceback began with and the last frame."""
+        """One exception of a traceback, with the last frame and what the traceback began with."""
         lines = {trace.line: trace.head} | dict(raised.frames[-2:]) | {raised.line: raised.text}
+        if trace.head.strip().startswith(HEADER):
+            del lines[trace.line]  # says nothing that the others do not
         return cls(raised.line, raised.text, trace.stamp, raised.who, sorted(lines.items()), raised.searched)
 
 
@@ -346,7 +348,10 @@ class Scan:
         evidence = spot.evidence or [(spot.line, spot.text)]
         lines = [Evidence(name, at, shown_lines(said)) for at, said in evidence]
         event = Event(rule, spot.text, spot.line, spot.stamp, named.over(spot.who), lines, groups)
-        event.carried = spot.stamp is not None and spot.stamp.line not in {at for at, _ in evidence}
+        event.carried = spot.stamp is not None and spot.stamp.line not in {
+            spot.line,
+            *(at for at, _ in evidence),
+        }
         if event.carried and self._stamp is spot.stamp:
             self._undated.append(event)
         elif event.carried:
