@@ -149,7 +149,9 @@ def test_a_failing_job_names_its_error_and_exits_with_1(cli: FakeCli) -> None:
     assert "ValueError: the loss is not a number at step 2" in cli.record["exit_reason"]
     assert cli.record["status"] == "failed"
     assert cli.steps() == [0, 1]
-    assert "Traceback" not in cli.output.partition("verl-musa: error:")[0]
+    shown = cli.output.partition("verl-musa: error:")[0]
+    assert "Traceback" not in shown
+    assert "UNKNOWN: the earliest abnormal lines" in shown  # the triage: no rule knows the fake trainer's error
     cli.assert_nothing_left()
 
 

@@ -40,7 +40,7 @@ def _options(
 
 
 def _register_verbs() -> None:
-    from verl_musa.cli import convert, data, env, explain, gate, lint, patches, recipe, run
+    from verl_musa.cli import convert, data, env, explain, gate, lint, patches, recipe, run, triage
 
     app.add_typer(recipe.app, name="recipe")
     app.add_typer(patches.app, name="patches")
@@ -51,6 +51,7 @@ def _register_verbs() -> None:
     app.command(name="gate")(gate.gate)
     app.command(name="env")(env.env)
     app.command(name="lint")(lint.lint)
+    app.command(name="triage")(triage.triage)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -54,6 +54,16 @@ class RunDirectory:
         return self.path / "gate.json"
 
     @property
+    def triage(self) -> Path:
+        """The card of a run that failed, for programs."""
+        return self.path / "triage.json"
+
+    @property
+    def clocks(self) -> Path:
+        """How far each host's clock is from the head's, where the run has several hosts."""
+        return self.logs / "clocks.json"
+
+    @property
     def logs(self) -> Path:
         """Logs, proofs and verl's own metrics files."""
         return self.path / "logs"
@@ -108,13 +118,26 @@ def find_run(runs_dir: Path, recipe: str, named: str) -> RunDirectory:
     if given.is_dir() and (given / RECORD).is_file():
         return RunDirectory(given.resolve())
     folder = (runs_dir / recipe).resolve()
-    runs = sorted(path.parent for path in folder.glob(f"*/{RECORD}"))
+    return _only_one(folder, f"*/{RECORD}", named, "no run of this recipe")
+
+
+def find_any_run(runs_dir: Path, named: str) -> RunDirectory:
+    """The run called ``named`` of whatever recipe: a run id or a unique prefix of one.
+
+    Raises:
+        RunError: none or several fit.
+    """
+    return _only_one(runs_dir.resolve(), f"*/*/{RECORD}", named, "no run at all")
+
+
+def _only_one(folder: Path, pattern: str, named: str, none: str) -> RunDirectory:
+    runs = sorted((path.parent for path in folder.glob(pattern)), key=lambda run: run.name)
     fitting = [run for run in runs if run.name == named] or [
         run for run in runs if run.name.startswith(named)
     ]
     if len(fitting) == 1:
         return RunDirectory(fitting[0])
-    names = ", ".join(run.name for run in (fitting or runs)[-5:]) or "no run of this recipe"
+    names = ", ".join(run.name for run in (fitting or runs)[-5:]) or none
     raise RunError(
         f"{'several runs begin' if fitting else 'no run begins'} with {named!r}",
         where=str(folder),

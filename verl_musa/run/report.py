@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from verl_musa.diagnose import read_gate
+from verl_musa.diagnose import read_gate, triage_card
+from verl_musa.diagnose.triage_card import Card
 from verl_musa.errors import JobFailedError
 from verl_musa.fileio import write_atomic
 from verl_musa.observe import metrics
@@ -206,13 +207,15 @@ def _patch_lines(record: RunRecord) -> list[str]:
     return lines
 
 
-def write_report(run: RunDirectory, record: RunRecord) -> None:
-    """Write ``report.md``."""
+def write_report(run: RunDirectory, record: RunRecord, card: Card | None = None) -> None:
+    """Write ``report.md``; ``card``: the triage of a run that failed."""
     lines = [f"# {record.recipe.name} {record.recipe.version}: run {record.run_id}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in _lines(record)]
     lines += [f"| logs | {run.logs} |"]
     if record.exit_reason and record.status != "succeeded":
         lines += ["", "## Why it ended", "", "```", record.exit_reason, "```"]
+    if card is not None:
+        lines += triage_card.markdown(card)
     if record.device.mccl_calls:
         lines += ["", "## Collectives", "", "| collective | calls |", "|---|---|"]
         lines += [f"| {name} | {calls} |" for name, calls in record.device.mccl_calls.items()]
@@ -225,6 +228,11 @@ def write_report(run: RunDirectory, record: RunRecord) -> None:
     lines += ["", "## Versions", "", "| package | version |", "|---|---|"]
     lines += [f"| {name} | {version} |" for name, version in record.versions.items()]
     write_atomic(run.report, "\n".join([*lines, ""]))
+
+
+def print_card(card: Card, console: Console | None = None) -> None:
+    """Print the triage of a run that failed."""
+    triage_card.render(card, console or Console(highlight=False))
 
 
 def print_summary(run: RunDirectory, record: RunRecord, console: Console | None = None) -> None:

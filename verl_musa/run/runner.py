@@ -28,8 +28,16 @@ from verl_musa.run.launch import expectation, job_command, job_runtime_env, own_
 from verl_musa.run.patches import collect, plan_digest
 from verl_musa.run.prepare import Prepared, plan, prepare, several_hosts, write_directory
 from verl_musa.run.record import Status
-from verl_musa.run.report import check_accepted, differences_allowed, print_summary, summarize, write_report
+from verl_musa.run.report import (
+    check_accepted,
+    differences_allowed,
+    print_card,
+    print_summary,
+    summarize,
+    write_report,
+)
 from verl_musa.run.signals import InterruptedRunError, Signals
+from verl_musa.run.triage import triage_end
 
 INTERRUPTED = 130
 RAY_START_S = 420.0
@@ -218,12 +226,15 @@ class Runner:
         record.set_status(status, reason)
         record.save(run.record)
         guardian.release()
+        card = triage_end(run, record, problems.append)
         self._display.close()
         for problem in problems:
             self._display.note(problem)
-        write_report(run, record)
+        write_report(run, record, card)
         if prepared.gate != "only":
             print_summary(run, record)
+        if card is not None:
+            print_card(card, Console(stderr=True, highlight=False) if prepared.gate == "only" else None)
 
 
 def gate_only(options: RunOptions) -> tuple[list[Result], Path]:

@@ -1,0 +1,113 @@
+"""Triage of a run: by itself where it failed, and at any time later by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_musa.diagnose.triage_card import Card
+from verl_musa.errors import RunError, VerlMusaError
+from verl_musa.fileio import write_json
+from verl_musa.run.directory import RunDirectory
+from verl_musa.run.record import RunRecord, load_record
+
+if TYPE_CHECKING:
+    from verl_musa.diagnose.triage_sources import RunFacts
+
+SECONDS = 60.0
+"""Longest that a run which failed waits for its triage."""
+
+
+def triage_run(run: RunDirectory, record: RunRecord, *, seconds: float | None = None) -> Card:
+    """Triage the last attempt of a run.
+
+    Raises:
+        RunError: the clocks that the run recorded cannot be read.
+    """
+    from verl_musa.diagnose import triage
+    from verl_musa.diagnose.triage_sources import RunFacts
+
+    attempt = record.attempt
+    facts = RunFacts(
+        path=run.path,
+        run_id=record.run_id,
+        host=record.host,
+        status=record.status,
+        exit_reason=record.exit_reason or "",
+        started=_seconds(attempt.started_at),
+        ended=_seconds(attempt.ended_at),
+        attempt=attempt.number,
+        clocks=_clocks(run.clocks),
+    )
+    return triage.triage_run(facts, seconds=seconds)
+
+
+def triage_named(run: RunDirectory) -> Card:
+    """Triage a run by its directory. A record of another version is read as far as it can be, and the card says so."""
+    from verl_musa.diagnose import triage
+    from verl_musa.diagnose.triage_text import shown
+
+    try:
+        record = load_record(run.record)
+    except RunError as error:
+        card = triage.triage_run(_raw_facts(run))
+        return replace(card, notes=(*card.notes, shown(f"{error.message}: {error.found}")))
+    return triage_run(run, record)
+
+
+def _raw_facts(run: RunDirectory) -> RunFacts:
+    """What a triage needs, out of a record that does not fit the schema."""
+    from verl_musa.diagnose.triage_sources import RunFacts
+
+    try:
+        value = json.loads(run.record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        value = {}
+    raw = value if isinstance(value, dict) else {}
+    host, status, reason = (str(raw.get(key) or "") for key in ("host", "status", "exit_reason"))
+    attempts = [int(path.name[8:]) for path in run.logs.glob("ray/attempt-*") if path.name[8:].isdigit()]
+    return RunFacts(run.path, run.path.name, host, status, reason, attempt=max(attempts, default=1))
+
+
+def triage_end(run: RunDirectory, record: RunRecord, note: Callable[[str], None]) -> Card | None:
+    """The card of a run that failed, kept beside its record; None, and no card of an earlier attempt, where it did not.
+
+    Whatever goes wrong here is noted and hides nothing.
+    """
+    try:
+        run.triage.unlink(missing_ok=True)
+        if record.status != "failed":
+            return None
+        card = triage_run(run, record, seconds=SECONDS)
+        write_json(run.triage, card.to_json())
+    except Exception as error:  # noqa: BLE001  (the run's own error is what the user has to see)
+        said = error.message if isinstance(error, VerlMusaError) else f"{type(error).__name__}: {error}"
+        note(f"the triage itself failed: {said}")
+        return None
+    return card
+
+
+def _seconds(text: str | None) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if text else None
+
+
+def _clocks(path: Path) -> dict[str, Any]:
+    from verl_musa.diagnose.triage_sources import clocks_of
+
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            "the clocks of the run's hosts cannot be read",
+            where=str(path),
+            found=str(error),
+            expected='{"schema": 1, "hosts": {"HOST": {"ahead_s": 1.5}}}',
+            fix="remove the file; without it the clocks are taken for equal",
+        ) from error
+    return clocks_of(value.get("hosts") if isinstance(value, dict) else value, str(path))
