@@ -60,6 +60,10 @@ class HostError(VerlMusaError):
     """A host that cannot run the job: memory, ports, missing packages."""
 
 
+class ImageError(VerlMusaError):
+    """An image, its pins or an environment's provenance that cannot be used or trusted as it stands."""
+
+
 class RunError(VerlMusaError):
     """A run directory that cannot be used as asked (resume, name clash)."""
 

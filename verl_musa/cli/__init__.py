@@ -40,11 +40,12 @@ def _options(
 
 
 def _register_verbs() -> None:
-    from verl_musa.cli import convert, env, gate, patches, recipe, run
+    from verl_musa.cli import convert, env, gate, image, patches, recipe, run
 
     app.add_typer(recipe.app, name="recipe")
     app.add_typer(patches.app, name="patches")
     app.add_typer(convert.app, name="convert")
+    app.add_typer(image.app, name="image")
     app.command(name="run")(run.run)
     app.command(name="gate")(gate.gate)
     app.command(name="env")(env.env)
