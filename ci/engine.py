@@ -55,7 +55,14 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
         if process.poll() is not None:
             break
         asked = subprocess.run(
-            ["docker", "--host", address, "version", "--format", "{{.Server.Version}}"],
+            [
+                shutil.which("docker") or "/usr/bin/docker",
+                "--host",
+                address,
+                "version",
+                "--format",
+                "{{.Server.Version}}",
+            ],
             capture_output=True,
             check=False,
             timeout=START_LIMIT_S,

@@ -3,7 +3,7 @@
 set -eu
 install() {
   PYTHONPATH="$(echo /tools/lib/python3*/site-packages)" /opt/verl-musa/bin/python -m pip install --no-index --no-deps --no-compile \
-    --find-links /wheels/layers --require-hashes --no-build-isolation --quiet --disable-pip-version-check --no-warn-script-location "$@"
+    --find-links /wheels/layers --require-hashes --no-build-isolation --quiet --disable-pip-version-check --root-user-action ignore --no-warn-script-location "$@"
 }
 for lock in /locks/main/*.txt; do
   echo "layer $(basename "$lock" .txt)"

@@ -4,4 +4,4 @@ set -eu
 python3 -m venv --without-pip /tools
 pip="$(echo /wheels/tools/pip-*.whl)"
 python3 "$pip/pip" --python /tools/bin/python install --no-index --find-links /wheels/tools --no-deps --require-hashes \
-  --no-compile --quiet --disable-pip-version-check -r /locks/tools.txt
+  --no-compile --quiet --disable-pip-version-check --root-user-action ignore -r /locks/tools.txt

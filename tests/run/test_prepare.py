@@ -187,7 +187,9 @@ def test_a_resume_may_change_what_is_set_anew_and_nothing_else(
 
 
 def test_a_secret_has_to_be_given_again(options: RunOptions) -> None:
-    secret = RunOptions(recipe=options.recipe, runs_dir=options.runs_dir, sets=("+trainer.hub_token=not-to-be-seen",))
+    secret = RunOptions(
+        recipe=options.recipe, runs_dir=options.runs_dir, sets=("+trainer.hub_token=not-to-be-seen",)
+    )
     run = ended(written(secret))
     shown = [path for path in run.path.glob("*") if path.is_file() and "not-to-be-seen" in path.read_text()]
     assert shown == [run.config]

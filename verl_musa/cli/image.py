@@ -20,7 +20,8 @@ app = typer.Typer(help="Build, verify and compare images and environments.", no_
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Reference = Annotated[
-    str | None, typer.Argument(help="An image that the engine has; left out: the environment that this runs in.")
+    str | None,
+    typer.Argument(help="An image that the engine has; left out: the environment that this runs in."),
 ]
 
 
@@ -36,7 +37,8 @@ def build(
     tag: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the result.")] = None,
     run_as: Annotated[str, typer.Option(metavar="USER", help="User of the image: root or verl.")] = "root",
     cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where bases and fetched packages are kept.", file_okay=False)
+        Path | None,
+        typer.Option(metavar="DIR", help="Where bases and fetched packages are kept.", file_okay=False),
     ] = None,
     site: Site = None,
     as_json: AsJson = False,
@@ -57,7 +59,12 @@ def build(
     )
     built = build_image(options, lambda line: typer.echo(line, err=as_json))
     if as_json:
-        facts = {"reference": built.reference, "id": built.image_id, "content": built.content, "log": str(built.log)}
+        facts = {
+            "reference": built.reference,
+            "id": built.image_id,
+            "content": built.content,
+            "log": str(built.log),
+        }
         typer.echo(json.dumps({**facts, **to_json(built.results)}, indent=2, ensure_ascii=False))
         return
     render(built.results, Console())
@@ -86,7 +93,9 @@ def lock(
 @app.command()
 def show(
     reference: Reference = None,
-    licences: Annotated[bool, typer.Option("--licences", help="List the licence of each package instead.")] = False,
+    licences: Annotated[
+        bool, typer.Option("--licences", help="List the licence of each package instead.")
+    ] = False,
     sbom: Annotated[bool, typer.Option("--sbom", help="Print the SBOM (CycloneDX) instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -109,12 +118,15 @@ def show(
     build_facts: dict[str, Any] = found.facts["build"]
     git = build_facts.get("git", {})
     dirty = {True: ", with changes", False: "", None: ""}[git.get("dirty")]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("kind", found.kind),
         ("content", f"sha256:{found.content}"),
         ("base", build_facts.get("base", {}).get("identity", "-")),
         ("commit", f"{git.get('commit') or '-'}{dirty}"),
-        ("patch series", f"{found.facts['series']['digest']}, {len(found.facts['series']['patches'])} patches"),
+        (
+            "patch series",
+            f"{found.facts['series']['digest']}, {len(found.facts['series']['patches'])} patches",
+        ),
         ("python", found.facts["python"]),
         ("packages", str(len(found.packages))),
     ]
@@ -126,21 +138,28 @@ def show(
 
 @app.command()
 def record(
-    folder: Annotated[Path | None, typer.Argument(help="Where; left out: share/verl-musa of this environment.")] = None,
-    filesystem: Annotated[bool, typer.Option("--filesystem", help="The whole file system, as an image's build does.")] = False,
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where; left out: share/verl-musa of this environment.")
+    ] = None,
+    filesystem: Annotated[
+        bool, typer.Option("--filesystem", help="The whole file system, as an image's build does.")
+    ] = False,
 ) -> None:
     """Record what this environment is made of, for `verify` to hold it against."""
     from verl_musa.image.verify import record as do_record
 
     found = do_record(folder, filesystem=filesystem)
-    typer.echo(f"{found.kind} of {len(found.packages)} packages, {len(found.files)} entries: sha256:{found.content}")
+    typer.echo(
+        f"{found.kind} of {len(found.packages)} packages, {len(found.files)} entries: sha256:{found.content}"
+    )
 
 
 @app.command()
 def verify(
     reference: Reference = None,
     filesystem: Annotated[
-        bool, typer.Option("--filesystem/--no-filesystem", help="Inside an image: read its whole file system.")
+        bool,
+        typer.Option("--filesystem/--no-filesystem", help="Inside an image: read its whole file system."),
     ] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -168,7 +187,12 @@ def verify(
 
 @app.command()
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help="Image, provenance.json, run directory, or '.' for this environment.")],
+    before: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="Image, provenance.json, run directory, or '.' for this environment."
+        ),
+    ],
     after: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
     as_json: AsJson = False,
 ) -> None:
@@ -190,7 +214,10 @@ def diff(
 @app.command()
 def save(
     reference: Annotated[str, typer.Argument(help="An image that the engine has.")],
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="The tar to write; FILE.sha256 and FILE.json lie beside it.")],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="The tar to write; FILE.sha256 and FILE.json lie beside it."),
+    ],
 ) -> None:
     """Write an image as a tar with its checksum and provenance, for a machine without a network."""
     from verl_musa.image.archive import save_image
@@ -200,7 +227,11 @@ def save(
 
 
 @app.command()
-def load(source: Annotated[Path, typer.Argument(metavar="FILE", help="A tar of `verl-musa image save`.", dir_okay=False)]) -> None:
+def load(
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A tar of `verl-musa image save`.", dir_okay=False)
+    ],
+) -> None:
     """Load a saved image once its checksum fits, and see that it is the one that was saved."""
     from verl_musa.image.archive import load_image
     from verl_musa.image.engine import find_engine

@@ -142,8 +142,12 @@ def lock(
     variants: Variants = None,
     sets: Sets = None,
     site: Site = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; hold the recipe against its lock.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON instead of a table.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; hold the recipe against its lock.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --check: print JSON instead of a table.")
+    ] = False,
 ) -> None:
     """Write down what the recipe consists of here: image, patches, conversion, model, data and config (recipe.lock).
 
@@ -163,7 +167,12 @@ def lock(
         return
     locking = check_lock(found, place, {})
     if as_json:
-        shown = {"recipe": recipe.title, "status": locking.status, "why": locking.why, **to_json(locking.results)}
+        shown = {
+            "recipe": recipe.title,
+            "status": locking.status,
+            "why": locking.why,
+            **to_json(locking.results),
+        }
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     elif locking.results:
         render(locking.results, Console())

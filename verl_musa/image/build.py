@@ -27,7 +27,9 @@ from verl_musa.image.wheels import TOOLS, VENDOR, Locked, check_locks, fetch
 from verl_musa.patching import load_series
 
 GIT_S = 20.0
-_STEP = re.compile(r"^#\d+ \[(?P<stage>[\w-]+) +(?P<number>\d+/\d+)\] (?P<text>.*)$|^(?P<legacy>Step \d+/\d+) : (?P<command>.*)$")
+_STEP = re.compile(
+    r"^#\d+ \[(?P<stage>[\w-]+) +(?P<number>\d+/\d+)\] (?P<text>.*)$|^(?P<legacy>Step \d+/\d+) : (?P<command>.*)$"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ def build_image(options: BuildOptions, progress: Progress) -> Built:
         facts = build_facts(pins, base, locks, engine)
         write_context(context, pins, locks, wheels, facts)
         progress("5/7 build, without a network")
-        _build(engine, context, base, options, reference, facts, log, progress)
+        _build(engine, context, base, options, reference=reference, facts=facts, log=log, progress=progress)
     if pins.normalise:
         progress("6/7 fixed dates and order, so that equal content has an equal id")
         normalise(engine, reference, base.runtime, log)
@@ -125,6 +127,7 @@ def _build(
     context: Path,
     base: BaseImages,
     options: BuildOptions,
+    *,
     reference: str,
     facts: Mapping[str, Any],
     log: Path,
@@ -138,7 +141,14 @@ def _build(
         "org.opencontainers.image.base.digest": base.identity,
         "verl-musa.series": facts["series"],
     }
-    arguments = ["--tag", reference, "--build-arg", f"BASE={base.runtime}", "--build-arg", f"BUILD_BASE={base.build}"]
+    arguments = [
+        "--tag",
+        reference,
+        "--build-arg",
+        f"BASE={base.runtime}",
+        "--build-arg",
+        f"BUILD_BASE={base.build}",
+    ]
     arguments += ["--build-arg", f"RUN_AS={options.run_as}"]
     arguments += [part for name, value in labels.items() for part in ("--label", f"{name}={value}")]
     if options.no_cache:
@@ -224,7 +234,9 @@ def write_context(
     """
     images, root = pins.folder.parent, pins.folder.parents[1]
     (context / "Dockerfile").write_text(dockerfile(pins), encoding="utf-8")
-    shutil.copytree(images / COMMON, context / "common", ignore=shutil.ignore_patterns("lock", "requirements-*"))
+    shutil.copytree(
+        images / COMMON, context / "common", ignore=shutil.ignore_patterns("lock", "requirements-*")
+    )
     for kind in (TOOLS, VENDOR, "layers"):
         (context / "wheels" / kind).mkdir(parents=True)
     for kind in ("main", "aside"):
@@ -232,8 +244,12 @@ def write_context(
     for number, (layer, lock) in enumerate(locks.items()):
         single = layer in (TOOLS, VENDOR)
         kind = "main" if layer in pins.layers.main else "aside"
-        target = f"{layer}.txt" if single else f"{kind}/{f'{number:02}-' if kind == 'main' else ''}{layer}.txt"
-        (context / "locks" / target).write_text("".join(f"{entry.text}\n" for entry in lock), encoding="utf-8")
+        target = (
+            f"{layer}.txt" if single else f"{kind}/{f'{number:02}-' if kind == 'main' else ''}{layer}.txt"
+        )
+        (context / "locks" / target).write_text(
+            "".join(f"{entry.text}\n" for entry in lock), encoding="utf-8"
+        )
         for file in wheels[layer]:
             _link(file, context / "wheels" / (layer if single else "layers") / file.name)
     (context / "facts").mkdir()
@@ -248,7 +264,9 @@ def write_context(
 def dockerfile(pins: Pins) -> str:
     """The whole Dockerfile of an image: its own vendor stages, then those that all images share."""
     images = pins.folder.parent
-    return "".join((folder / "Dockerfile").read_text(encoding="utf-8") for folder in (pins.folder, images / COMMON))
+    return "".join(
+        (folder / "Dockerfile").read_text(encoding="utf-8") for folder in (pins.folder, images / COMMON)
+    )
 
 
 def _link(source: Path, target: Path) -> None:
@@ -267,7 +285,9 @@ _OWN_PARTS = ("verl_musa", "patches", "pyproject.toml", "README.md", "LICENSE")
 def _copy_checkout(root: Path, folder: str, target: Path) -> None:
     source = (root / folder).resolve()
     if not (source / "pyproject.toml").is_file():
-        raise ImageError("not a package of this checkout", where=str(source), expected="a folder with pyproject.toml")
+        raise ImageError(
+            "not a package of this checkout", where=str(source), expected="a folder with pyproject.toml"
+        )
     goal = target / (source.name if source != root else "verl-musa")
     if source != root:
         shutil.copytree(source, goal, ignore=_SKIPPED)
@@ -292,6 +312,3 @@ def _settle_dates(context: Path) -> None:
 def site_registry(values: Mapping[str, str]) -> str | None:
     """The mirror that ``values: {registry: …}`` of site.yaml names."""
     return values.get("registry")
-
-
-

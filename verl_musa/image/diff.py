@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from verl_musa.errors import ImageError
 from verl_musa.image.inside import describe
-from verl_musa.image.provenance import FILES, PROVENANCE, Provenance, parse_provenance, read_provenance
+from verl_musa.image.provenance import FILES, PROVENANCE, Provenance, read_provenance
 from verl_musa.image.tree import differing
 
 SHOWN = 40
@@ -43,7 +42,12 @@ class Difference:
         if self.same:
             return ["no difference"]
         found = []
-        for title, entries in (("packages", self.packages), ("patches", self.patches), ("other", self.facts), ("files", self.files)):
+        for title, entries in (
+            ("packages", self.packages),
+            ("patches", self.patches),
+            ("other", self.facts),
+            ("files", self.files),
+        ):
             if entries:
                 found.append(f"{title}: {len(entries)} differ")
                 found += [f"  {entry}" for entry in entries[:SHOWN]]
@@ -54,7 +58,11 @@ class Difference:
 def diff(before: Provenance, after: Provenance) -> Difference:
     """Compare two of a kind; of an image and an environment the packages and patches alone."""
     comparable = before.kind == after.kind and bool(before.files) and bool(after.files)
-    files = [describe(path, before.files, after.files) for path in differing(before.files, after.files)] if comparable else []
+    files = (
+        [describe(path, before.files, after.files) for path in differing(before.files, after.files)]
+        if comparable
+        else []
+    )
     return Difference(
         tuple(_packages(before.packages, after.packages)),
         tuple(_patches(before.facts["series"], after.facts["series"])),
@@ -93,14 +101,19 @@ def _patches(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    found = [f"python: {before['python']} -> {after['python']}"] if before["python"] != after["python"] else []
+    found = (
+        [f"python: {before['python']} -> {after['python']}"] if before["python"] != after["python"] else []
+    )
     old, new = (facts["build"].get("base", {}).get("identity") for facts in (before, after))
     if old and new and old != new:
         found.append(f"base: {old} -> {new}")
     debian_old, debian_new = before.get("debian", {}), after.get("debian", {})
-    for name in sorted(debian_old.keys() | debian_new.keys()) if debian_old and debian_new else ():
-        if debian_old.get(name) != debian_new.get(name):
-            found.append(f"debian {name}: {debian_old.get(name, 'not there')} -> {debian_new.get(name, 'not there')}")
+    names = sorted(debian_old.keys() | debian_new.keys()) if debian_old and debian_new else ()
+    changed = [name for name in names if debian_old.get(name) != debian_new.get(name)]
+    found += [
+        f"debian {name}: {debian_old.get(name, 'not there')} -> {debian_new.get(name, 'not there')}"
+        for name in changed
+    ]
     return found
 
 
@@ -113,7 +126,9 @@ def from_path(path: Path) -> Provenance:
     folder = path if path.is_dir() else path.parent
     found = read_provenance(folder) if (folder / FILES).is_file() else _without_files(folder)
     if found is None:
-        raise ImageError("no provenance there", where=str(path), expected=f"{PROVENANCE}", fix="verl-musa image record")
+        raise ImageError(
+            "no provenance there", where=str(path), expected=f"{PROVENANCE}", fix="verl-musa image record"
+        )
     return found
 
 
@@ -123,12 +138,3 @@ def _without_files(folder: Path) -> Provenance | None:
     if not file.is_file():
         return None
     return Provenance(json.loads(file.read_text(encoding="utf-8")), {})
-
-
-def from_bytes(facts: bytes, files: bytes, where: str) -> Provenance:
-    """The provenance in two files' content.
-
-    Raises:
-        ImageError: they do not fit each other.
-    """
-    return parse_provenance(json.loads(facts), json.loads(gzip.decompress(files)), where)

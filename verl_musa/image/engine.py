@@ -153,7 +153,9 @@ class Engine:
     def load(self, tar: Path, log: Path) -> str:
         """Load a tar of ``docker save``; return the reference or id that it brought."""
         lines: list[str] = []
-        run_logged([self.command, "load", "--input", str(tar)], log, what="load", limit=MOVE_S, each=lines.append)
+        run_logged(
+            [self.command, "load", "--input", str(tar)], log, what="load", limit=MOVE_S, each=lines.append
+        )
         loaded = [line.partition(": ")[2] for line in lines if line.startswith("Loaded image")]
         if len(loaded) != 1:
             raise ImageError("not a tar of one image", where=str(tar), found=", ".join(loaded) or "no image")
@@ -163,7 +165,9 @@ class Engine:
         """Write an image as a tar."""
         self._need("save", "--output", str(tar), reference, limit=MOVE_S)
 
-    def run(self, reference: str, arguments: Sequence[str], *, limit: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, reference: str, arguments: Sequence[str], *, limit: float
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command in a new container without a network; the container is removed."""
         return self._ask("run", "--rm", "--network", "none", "--init", reference, *arguments, limit=limit)
 
@@ -195,7 +199,10 @@ class Engine:
         container = self._need("create", "--network", "none", reference, "true").stdout.strip()
         try:
             done = subprocess.run(
-                [self.command, "cp", f"{container}:{path}/.", "-"], capture_output=True, check=False, timeout=ASK_S
+                [self.command, "cp", f"{container}:{path}/.", "-"],
+                capture_output=True,
+                check=False,
+                timeout=ASK_S,
             )
         finally:
             self._ask("rm", "--force", container)

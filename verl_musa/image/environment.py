@@ -80,13 +80,14 @@ class Environment:
             if found.place in places:
                 known.setdefault(found.name, (key, found))
         chosen: dict[str, Distribution] = {}
-        queue = [canonicalize_name(name) for name in names]
+        queue: list[str] = [canonicalize_name(name) for name in names]
         while queue:
-            key, found = known.get(queue.pop(), ("", None))
-            if found is None or key in chosen:
+            name = queue.pop()
+            if name not in known or known[name][0] in chosen:
                 continue
-            chosen[key] = found
-            queue += _requires(found)
+            key, one = known[name]
+            chosen[key] = one
+            queue += _requires(one)
         return chosen
 
 
@@ -95,7 +96,7 @@ def _is_aside(place: str) -> bool:
 
 
 def _requires(found: Distribution) -> list[str]:
-    chosen = []
+    chosen: list[str] = []
     aside = (found.place,) if _is_aside(found.place) else ()
     for text in extras.distribution(found.name, aside).requires or ():
         try:
@@ -161,9 +162,9 @@ def _owned(folder: Path, place: str, versions: dict[str, tuple[str, str, str]]) 
     """Path -> key of the distribution that lists it; ``versions`` is filled on the way."""
     owned: dict[str, str] = {}
     for one in metadata.distributions(path=[str(folder)]):
-        name = canonicalize_name(one.metadata["Name"])
+        name = str(canonicalize_name(one.metadata["Name"]))
         if name in TOOLS:
-            key = name
+            key: str = name
         else:
             key = f"{name}@{place}" if _is_aside(place) else name
             if key in versions:
@@ -175,7 +176,10 @@ def _owned(folder: Path, place: str, versions: dict[str, tuple[str, str, str]]) 
 
 
 def _add_editable(
-    versions: Mapping[str, tuple[str, str, str]], files: Listing, owners: dict[str, str], cache: HashCache | None
+    versions: Mapping[str, tuple[str, str, str]],
+    files: Listing,
+    owners: dict[str, str],
+    cache: HashCache | None,
 ) -> None:
     """Packages of this repository that are used from the checkout count as if they were installed."""
     for key, modules in _OWN_SOURCES.items():
@@ -204,7 +208,9 @@ def _module_files(module: str, cache: HashCache | None) -> Listing:
     listing = list_folder(Path(folders[0]), keep=_kept, cache=cache) if folders else {}
     sources = Path(folders[0]).parent / "csrc" if folders else Path()
     if module == "torch_musa" and sources.is_dir():
-        listing |= {f"_csrc/{path}": entry for path, entry in list_folder(sources, keep=_kept, cache=cache).items()}
+        listing |= {
+            f"_csrc/{path}": entry for path, entry in list_folder(sources, keep=_kept, cache=cache).items()
+        }
     return listing
 
 

@@ -31,7 +31,9 @@ def provenance_of(engine: Engine, reference: str) -> Provenance:
             expected="an image that `nox -s build_image` made",
             fix="build it anew",
         )
-    return parse_provenance(json.loads(files[PROVENANCE]), json.loads(gzip.decompress(files[FILES])), reference)
+    return parse_provenance(
+        json.loads(files[PROVENANCE]), json.loads(gzip.decompress(files[FILES])), reference
+    )
 
 
 def listing_of(engine: Engine, reference: str) -> Listing:

@@ -117,8 +117,14 @@ def _read(path: Path) -> dict[str, Entry]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ImageError("the lock cannot be read", where=str(path), found=str(error), fix="verl-musa recipe lock NAME") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("recipes"), dict):
+        raise ImageError(
+            "the lock cannot be read", where=str(path), found=str(error), fix="verl-musa recipe lock NAME"
+        ) from error
+    if (
+        not isinstance(content, dict)
+        or content.get("schema") != SCHEMA
+        or not isinstance(content.get("recipes"), dict)
+    ):
         raise ImageError(
             "the lock is of another version",
             where=str(path),
@@ -182,7 +188,9 @@ def require(locking: Locking, recipe: Recipe) -> None:
 
 def _result(item: str, finding: Finding, unlocked: Mapping[str, str], recipe: Recipe) -> Result:
     if finding.status is Status.FAIL and item in unlocked:
-        finding = warn(f"{finding.evidence} (let through: {unlocked[item]})", "lock the recipe anew when this is to stay")
+        finding = warn(
+            f"{finding.evidence} (let through: {unlocked[item]})", "lock the recipe anew when this is to stay"
+        )
     return Result(
         check=f"lock.{item}",
         looks_at=_LOOKS_AT[item],
@@ -210,7 +218,10 @@ def _compare_image(locked: Entry, found: Entry) -> Finding:
     if locked["kind"] != found["kind"]:
         return fail(f"locked with an {locked['kind']}, run in an {found['kind']}", _FIX)
     changes = _changes(locked["packages"], found["packages"])
-    return fail(f"{found['kind']} {locked['sha256'][:16]} -> {found['sha256'][:16]}: {_shown(changes) or 'files outside of packages'}", _FIX)
+    return fail(
+        f"{found['kind']} {locked['sha256'][:16]} -> {found['sha256'][:16]}: {_shown(changes) or 'files outside of packages'}",
+        _FIX,
+    )
 
 
 def _compare_patches(locked: Entry, found: Entry) -> Finding:
@@ -229,7 +240,9 @@ def _compare_all(locked: Entry, found: Entry) -> Finding:
 def _compare_config(locked: Entry, found: Entry) -> Finding:
     if locked["sha256"] == found["sha256"]:
         return ok(f"sha256:{found['sha256'][:16]}")
-    return fail(_shown(_changes(locked["values"], found["values"])) or "a value that is not written down", _FIX)
+    return fail(
+        _shown(_changes(locked["values"], found["values"])) or "a value that is not written down", _FIX
+    )
 
 
 _COMPARE: dict[str, Callable[[Entry, Entry], Finding]] = {
@@ -378,10 +391,15 @@ def _hashes(root: Path, files: Sequence[Path]) -> dict[str, str]:
     try:
         found = {file.relative_to(root).as_posix(): cache.sha256(file) for file in files}
     except OSError as error:
-        raise ImageError("a file of the recipe cannot be read", where=str(error.filename), found=str(error)) from error
+        raise ImageError(
+            "a file of the recipe cannot be read", where=str(error.filename), found=str(error)
+        ) from error
     cache.save()
     if not found:
-        raise ImageError("the recipe's files are not there", where=str(root), expected="files", fix="make or fetch them first")
+        raise ImageError(
+            "the recipe's files are not there",
+            where=str(root),
+            expected="files",
+            fix="make or fetch them first",
+        )
     return found
-
-

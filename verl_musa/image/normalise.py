@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -66,7 +68,7 @@ def _rewrite(tar: tarfile.TarFile, target: Path, reference: str, count: int, bel
 def _settled(config: dict[str, Any], count: int) -> dict[str, Any]:
     """The config without what differs between two builds of the same content."""
     moment = datetime.fromtimestamp(int(EPOCH), UTC).isoformat().replace("+00:00", "Z")
-    kept = {key: config[key] for key in ("architecture", "os", "rootfs", "config") if key in config}
+    kept: dict[str, Any] = {key: config[key] for key in ("architecture", "os", "rootfs", "config") if key in config}
     for key in ("Image", "Hostname"):  # the legacy builder names its intermediate containers and images there
         if key in kept["config"]:
             kept["config"][key] = ""
@@ -80,28 +82,28 @@ def _settled(config: dict[str, Any], count: int) -> dict[str, Any]:
 
 def _merge(tar: tarfile.TarFile, layers: Sequence[str], merged: IO[bytes]) -> str:
     """Lay ``layers`` over each other into one sorted tar; return its digest."""
-    with tempfile.TemporaryDirectory(prefix="layers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="layers-") as folder, ExitStack() as stack:
         opened = []
         for index, layer in enumerate(layers):
             file = Path(folder, f"{index}.tar")
             with file.open("wb") as out:
-                _copy(_stream(tar, layer), out)
-            opened.append(tarfile.open(file))
-        try:
-            chosen = dict(_top_entries(opened))
-            with tarfile.open(fileobj=merged, mode="w", format=tarfile.PAX_FORMAT) as out:
-                for path in sorted(chosen):
-                    source, member = chosen[path]
-                    stream = source.extractfile(member) if member.isreg() else None
-                    out.addfile(_plain(member, path), stream)
-        finally:
-            for one in opened:
-                one.close()
+                shutil.copyfileobj(_stream(tar, layer), out, 1 << 20)
+            opened.append(stack.enter_context(tarfile.open(file)))
+        chosen = dict(_top_entries(opened))
+        with tarfile.open(fileobj=merged, mode="w", format=tarfile.PAX_FORMAT) as whole:
+            for path in sorted(chosen):
+                source, member = chosen[path]
+                whole.addfile(_plain(member, path), source.extractfile(member) if member.isreg() else None)
     merged.seek(0)
-    return hashlib.file_digest(merged, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    while piece := merged.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
-def _top_entries(opened: Sequence[tarfile.TarFile]) -> Iterator[tuple[str, tuple[tarfile.TarFile, tarfile.TarInfo]]]:
+def _top_entries(
+    opened: Sequence[tarfile.TarFile],
+) -> Iterator[tuple[str, tuple[tarfile.TarFile, tarfile.TarInfo]]]:
     """Each path's last entry. A path that a later layer takes away leaves its whiteout, since the base may have it."""
     found: dict[str, tuple[tarfile.TarFile, tarfile.TarInfo]] = {}
     for source in opened:
@@ -114,23 +116,28 @@ def _top_entries(opened: Sequence[tarfile.TarFile]) -> Iterator[tuple[str, tuple
                 _drop(found, f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
             elif member.islnk():
                 # As a copy: hard links would depend on which of the names came first.
-                real = source.getmember(member.linkname)
-                member = _as_file(member, real)
+                found[path] = (source, _as_file(member, source.getmember(member.linkname)))
+            else:
                 found[path] = (source, member)
-                continue
-            found[path] = (source, member)
     yield from found.items()
 
 
 def _as_file(link: tarfile.TarInfo, real: tarfile.TarInfo) -> tarfile.TarInfo:
     copied = tarfile.TarInfo(link.name)
     copied.size, copied.mode, copied.uid, copied.gid = real.size, real.mode, real.uid, real.gid
-    copied.offset, copied.offset_data, copied.type, copied.pax_headers = real.offset, real.offset_data, tarfile.REGTYPE, {}
+    copied.offset, copied.offset_data, copied.type, copied.pax_headers = (
+        real.offset,
+        real.offset_data,
+        tarfile.REGTYPE,
+        {},
+    )
     return copied
 
 
 def _drop(found: dict[str, Any], prefix: str) -> None:
-    for path in [path for path in found if path == prefix.rstrip("/") or path.startswith(f"{prefix.rstrip('/')}/")]:
+    for path in [
+        path for path in found if path == prefix.rstrip("/") or path.startswith(f"{prefix.rstrip('/')}/")
+    ]:
         if not (prefix.endswith("/") and path == prefix.rstrip("/")):
             del found[path]
 
@@ -165,8 +172,3 @@ def _add(out: tarfile.TarFile, name: str, size: int, stream: IO[bytes]) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mtime, entry.mode = size, int(EPOCH), 0o644
     out.addfile(entry, stream)
-
-
-def _copy(source: IO[bytes], target: IO[bytes]) -> None:
-    while piece := source.read(1 << 20):
-        target.write(piece)

@@ -79,7 +79,9 @@ def package_facts(environment: Environment) -> dict[str, dict[str, str]]:
     }
 
 
-def environment_provenance(environment: Environment | None = None, build: Mapping[str, Any] | None = None) -> Provenance:
+def environment_provenance(
+    environment: Environment | None = None, build: Mapping[str, Any] | None = None
+) -> Provenance:
     """What this environment is made of; ``build`` adds what only the builder of an image knows."""
     found = environment or read_environment()
     facts = {

@@ -188,7 +188,9 @@ def _walk(root: str, keep: Callable[[str], bool]) -> Iterator[tuple[str, str, os
 
 def in_image(path: str) -> bool:
     """Whether a path below ``/`` belongs to an image's own content."""
-    return path not in MOUNTED and not any(path == folder or path.startswith(f"{folder}/") for folder in RUNTIME)
+    return path not in MOUNTED and not any(
+        path == folder or path.startswith(f"{folder}/") for folder in RUNTIME
+    )
 
 
 def list_filesystem(root: Path = Path("/")) -> Listing:

@@ -56,7 +56,16 @@ class Subject:
 
 def verify_environment(*, filesystem: bool = True) -> list[Result]:
     """Run every check here; ``filesystem`` also reads the whole file system where this is an image."""
-    checks = [PROVENANCE, PACKAGES, *([FILESYSTEM] if filesystem and is_image() else []), PINS, VENDOR, SERIES, LINT, PLUGIN]
+    checks = [
+        PROVENANCE,
+        PACKAGES,
+        *([FILESYSTEM] if filesystem and is_image() else []),
+        PINS,
+        VENDOR,
+        SERIES,
+        LINT,
+        PLUGIN,
+    ]
     checks += [IMPORTS, DEVICE]
     return run_checks(checks, Subject(recorded(), read_build_facts(), read_environment(cached=False)))
 
@@ -99,7 +108,10 @@ def _changed_in_image(found: Provenance, environment: Environment, names: Sequen
     for path, entry in environment.files.items():
         place, _, inner = path.partition("/")
         whole = f"{environment.roots[place]}/{inner}".lstrip("/")
-        if environment.owners[path] in names and found.files.get(whole, "").rsplit(" ", 1)[-1] != entry.rsplit(" ", 1)[-1]:
+        if (
+            environment.owners[path] in names
+            and found.files.get(whole, "").rsplit(" ", 1)[-1] != entry.rsplit(" ", 1)[-1]
+        ):
             changed.append(f"/{whole}")
     return sorted(changed)
 
@@ -128,7 +140,9 @@ def _check_pins(subject: Subject) -> Finding:
             elif not _fits(version, package["version"]):
                 wrong.append(f"{name} {version} instead of {package['version']}")
     if wrong:
-        return fail("; ".join(wrong), "build the image again from its locks, or correct images/<image>/pins.toml")
+        return fail(
+            "; ".join(wrong), "build the image again from its locks, or correct images/<image>/pins.toml"
+        )
     if unpinned:
         return warn(f"not pinned, found: {', '.join(unpinned)}", "write these versions into pins.toml")
     return ok(f"{len(pins['packages']) + len(pins['beside'])} versions as pinned")
@@ -155,7 +169,10 @@ def _check_vendor(subject: Subject) -> Finding:
     found = subject.environment.distributions
     replaced = sorted(name for name in names if name in found and not found[name].place.startswith(BELOW))
     if replaced:
-        return fail(f"{', '.join(replaced)} of the vendor's base was replaced", "install nothing that brings its own torch")
+        return fail(
+            f"{', '.join(replaced)} of the vendor's base was replaced",
+            "install nothing that brings its own torch",
+        )
     if "torch" not in found:
         return fail("the base brings no torch", "use the vendor's base")
     return ok(f"torch {found['torch'].version} is the base's own, sha256:{found['torch'].sha256}")
@@ -190,7 +207,11 @@ def _check_lint(_: Subject) -> Finding:
     if bad:
         return fail(", ".join(bad), "verl-musa lint --installed NAME")
     open_ones = [name for name, code in found.items() if code == 3]  # noqa: PLR2004  (something stayed unknown)
-    return unknown(f"not everything could be looked at: {', '.join(open_ones)}") if open_ones else ok(", ".join(LINTED))
+    return (
+        unknown(f"not everything could be looked at: {', '.join(open_ones)}")
+        if open_ones
+        else ok(", ".join(LINTED))
+    )
 
 
 _PLUGIN = """
@@ -204,10 +225,16 @@ print(json.dumps([found.device_name, type(found).__module__, bool(getattr(found,
 def _check_plugin(_: Subject) -> Finding:
     done = _python(["-c", _PLUGIN], {"VERL_PLATFORM": "musa"})
     if done.returncode != 0:
-        return fail(f"verl does not come up with VERL_PLATFORM=musa: {_last(done)}", "read the whole error: verl-musa -v env")
+        return fail(
+            f"verl does not come up with VERL_PLATFORM=musa: {_last(done)}",
+            "read the whole error: verl-musa -v env",
+        )
     name, module, simulated = json.loads(done.stdout.strip().splitlines()[-1])
     if (name, module) != ("musa", "verl_musa.device.platform"):
-        return fail(f"verl's active platform is {name} of {module}", "install verl-musa so that its entry point is found")
+        return fail(
+            f"verl's active platform is {name} of {module}",
+            "install verl-musa so that its entry point is found",
+        )
     return ok(f"verl's active platform is musa{', simulated' if simulated else ''}")
 
 
@@ -222,7 +249,9 @@ def _check_imports(_: Subject) -> Finding:
                 absent.append(name)
                 continue
             version = "simulated"
-        done = _python(["-c", f"import {module}"], {"PYTHONPATH": os.pathsep.join(map(str, extras.folders(needed)))})
+        done = _python(
+            ["-c", f"import {module}"], {"PYTHONPATH": os.pathsep.join(map(str, extras.folders(needed)))}
+        )
         if done.returncode == 0:
             good.append(f"{name} {version}")
         else:
@@ -250,7 +279,9 @@ def _check_device(_: Subject) -> Finding:
     if not count:
         return unknown("there is no device here, so nothing was computed on one", "run it on a host with one")
     if total != 8.0:  # noqa: PLR2004  (four ones, doubled and summed)
-        return fail(f"the sum of four twos is {total}", "the device computes wrongly: run the vendor's own checks")
+        return fail(
+            f"the sum of four twos is {total}", "the device computes wrongly: run the vendor's own checks"
+        )
     return ok(f"{count} {'simulated ' if simulated else ''}devices compute")
 
 
@@ -296,9 +327,18 @@ DEVICE = Check("image.device", "torch_musa computes", _check_device)
 
 def record(folder: Path | None = None, *, filesystem: bool = False) -> Provenance:
     """Record what this environment is made of; see :mod:`verl_musa.image.provenance`."""
-    from verl_musa.image.provenance import environment_provenance, image_provenance, share_folder, write_provenance
+    from verl_musa.image.provenance import (
+        environment_provenance,
+        image_provenance,
+        share_folder,
+        write_provenance,
+    )
 
     build = read_build_facts()
-    found = image_provenance(build) if filesystem else environment_provenance(read_environment(cached=False), build)
+    found = (
+        image_provenance(build)
+        if filesystem
+        else environment_provenance(read_environment(cached=False), build)
+    )
     write_provenance(found, folder or share_folder())
     return found

@@ -109,7 +109,9 @@ def read_requirements(files: Iterable[Path]) -> dict[str, str]:
                 raise ImageError("not a requirement", where=where, found=text) from error
             version = str(requirement.specifier).removeprefix("==")
             if not str(requirement.specifier).startswith("==") or "," in version:
-                raise ImageError("not pinned to one version", where=where, found=text, expected="NAME==VERSION")
+                raise ImageError(
+                    "not pinned to one version", where=where, found=text, expected="NAME==VERSION"
+                )
             name = canonicalize_name(requirement.name)
             if found.setdefault(name, version) != version:
                 raise ImageError("pinned twice, differently", where=where, found=text, expected=f"{name}=={found[name]}")  # fmt: skip
@@ -144,7 +146,9 @@ def check_locks(pins: Pins) -> dict[str, list[Locked]]:
         lock = read_lock(file)
         locked = {entry.name: entry.version for entry in lock}
         differing = sorted(
-            name for name in versions.keys() | locked.keys() if not _same(versions.get(name), locked.get(name))
+            name
+            for name in versions.keys() | locked.keys()
+            if not _same(versions.get(name), locked.get(name))
         )
         if differing:
             name = differing[0]
@@ -163,7 +167,11 @@ def check_locks(pins: Pins) -> dict[str, list[Locked]]:
 
 def _same(wanted_version: str | None, locked: str | None) -> bool:
     """Equal but for a local label: an index of CPU builds calls torch 2.13.0 ``2.13.0+cpu``."""
-    return wanted_version is not None and locked is not None and locked.partition("+")[0] == wanted_version.partition("+")[0]
+    return (
+        wanted_version is not None
+        and locked is not None
+        and locked.partition("+")[0] == wanted_version.partition("+")[0]
+    )
 
 
 def _check_pins(pins: Pins, versions: dict[str, dict[str, str]]) -> None:
@@ -223,7 +231,7 @@ def _hashes_of_index(versions: dict[str, str], python: str) -> list[Locked]:
 
 
 def _uv_environment() -> dict[str, str]:
-    """uv reads none of pip's settings: hand it the certificates and the index."""
+    """Pip's certificates and index for uv, which reads none of pip's settings."""
     given = {"SSL_CERT_FILE": os.environ.get("PIP_CERT"), "UV_DEFAULT_INDEX": os.environ.get("PIP_INDEX_URL")}
     return {**{name: value for name, value in given.items() if value}, **os.environ}
 
@@ -236,7 +244,9 @@ def _hashed(name: str, version: str, wheels: Path) -> Locked:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=FETCH_LIMIT_S)
         file = next(iter(_files(wheels, name, version)), None)
         if done.returncode != 0 or file is None:
-            raise ImageError("cannot be fetched", where=f"{name}=={version}", found=done.stderr.strip()[-500:])
+            raise ImageError(
+                "cannot be fetched", where=f"{name}=={version}", found=done.stderr.strip()[-500:]
+            )
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return Locked(canonicalize_name(name), str(_named(file)[1]), (digest,))
@@ -264,7 +274,9 @@ def _files(folder: Path, name: str, version: str) -> list[Path]:
     ]
 
 
-def fetch(pins: Pins, locks: dict[str, list[Locked]], wheels: Path, log: Path, progress: Progress) -> dict[str, list[Path]]:
+def fetch(
+    pins: Pins, locks: dict[str, list[Locked]], wheels: Path, log: Path, progress: Progress
+) -> dict[str, list[Path]]:
     """Have every locked file in ``wheels``; return them by layer. What is there with the right hash is not fetched again.
 
     Raises:

@@ -12,15 +12,23 @@ from verl_musa.run.directory import RunDirectory
 from verl_musa.run.record import ImageFacts, LockFacts, RunRecord
 
 
+def refuse_changed_image(options: RunOptions) -> None:
+    """In an image: refuse one that somebody has changed, before anything of it is used.
+
+    Raises:
+        ImageError: a package's file is not the one that the image was built with; the message names it.
+    """
+    if "image" not in parse_unlocked(options.unlocked):
+        require_untouched()
+
+
 def hold(options: RunOptions, resolved: Resolved, record: RunRecord, display: Display) -> None:
     """Refuse a recipe that is not what its lock says, and note in ``record`` how it stands.
 
     Raises:
-        ImageError: an item differs and is not let through, or this is an image that somebody has changed.
+        ImageError: an item differs and is not let through.
     """
     unlocked = parse_unlocked(options.unlocked)
-    if "image" not in unlocked:
-        require_untouched()
     display.phase("holding the recipe against its lock")
     locking = check_lock(resolved, load_site(options.site), unlocked)
     require(locking, resolved.recipe)

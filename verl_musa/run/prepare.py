@@ -89,6 +89,7 @@ def prepare(options: RunOptions, display: Display) -> Prepared:
     Raises:
         VerlMusaError: bad input, or a host that does not fit.
     """
+    lock.refuse_changed_image(options)
     recipe = chosen_recipe(options)
     if options.resume is None:
         run = RunDirectory((options.runs_dir / recipe.name / new_run_id()).resolve())
