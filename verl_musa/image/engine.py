@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +39,6 @@ def run_logged(
     what: str,
     limit: float,
     env: Mapping[str, str] | None = None,
-    stdin: IO[bytes] | None = None,
     each: Callable[[str], None] | None = None,
 ) -> None:
     """Run ``command`` with its output appended to ``log``; ``each`` is called with every line.
@@ -47,31 +46,32 @@ def run_logged(
     Raises:
         StepFailedError: it failed or ran past ``limit`` seconds; the message holds the log's last lines.
     """
-    started = time.monotonic()
-    with log.open("a", encoding="utf-8") as stream:
-        stream.write(f"--- {what}: {' '.join(command)}\n")
-        stream.flush()
-        process = subprocess.Popen(
+    with (
+        log.open("a", encoding="utf-8") as stream,
+        subprocess.Popen(
             command,
-            stdin=stdin or subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             env=None if env is None else dict(env),
-        )
+        ) as process,
+    ):
+        stream.write(f"--- {what}: {' '.join(command)}\n")
+        watchdog = threading.Timer(limit, process.kill)
+        watchdog.start()
         try:
             for line in process.stdout or ():
                 stream.write(line)
+                stream.flush()
                 if each is not None:
                     each(line.rstrip())
-                if time.monotonic() - started > limit:
-                    process.kill()
             code = process.wait(timeout=limit)
         finally:
+            watchdog.cancel()
             if process.poll() is None:
                 process.kill()
-                process.wait()
     if code != 0:
         tail = "\n".join(f"    | {line}" for line in log.read_text(errors="replace").splitlines()[-TAIL:])
         raise StepFailedError(

@@ -68,7 +68,9 @@ def _rewrite(tar: tarfile.TarFile, target: Path, reference: str, count: int, bel
 def _settled(config: dict[str, Any], count: int) -> dict[str, Any]:
     """The config without what differs between two builds of the same content."""
     moment = datetime.fromtimestamp(int(EPOCH), UTC).isoformat().replace("+00:00", "Z")
-    kept: dict[str, Any] = {key: config[key] for key in ("architecture", "os", "rootfs", "config") if key in config}
+    kept: dict[str, Any] = {
+        key: config[key] for key in ("architecture", "os", "rootfs", "config") if key in config
+    }
     for key in ("Image", "Hostname"):  # the legacy builder names its intermediate containers and images there
         if key in kept["config"]:
             kept["config"][key] = ""
@@ -114,11 +116,11 @@ def _top_entries(
                 _drop(found, f"{folder}/")
             elif name.startswith(WHITEOUT):
                 _drop(found, f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
-            elif member.islnk():
-                # As a copy: hard links would depend on which of the names came first.
-                found[path] = (source, _as_file(member, source.getmember(member.linkname)))
             else:
-                found[path] = (source, member)
+                found.pop(f"{folder}/{WHITEOUT}{name}".lstrip("/"), None)  # taken away and put there again
+            # A hard link as a copy: it would depend on which of the names came first.
+            kept = _as_file(member, source.getmember(member.linkname)) if member.islnk() else member
+            found[path] = (source, kept)
     yield from found.items()
 
 
