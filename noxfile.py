@@ -72,8 +72,15 @@ def lint(session: nox.Session) -> None:
     for recipe in sorted(ROOT.glob("recipes/*/")):
         session.run("mypy", str(recipe.relative_to(ROOT)))
     session.run("lint-imports")
-    scripts = [".ci/run", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("ci/**/*.sh")))]
-    session.run("shellcheck", *scripts)
+    scripts = [*ROOT.glob("ci/**/*.sh"), *ROOT.glob("images/**/*.sh")]
+    session.run("shellcheck", ".ci/run", *(str(path.relative_to(ROOT)) for path in sorted(scripts)))
+    # Whole files: the shared stages alone refer to stages of the file that they are put behind.
+    folder = session.create_tmp()
+    for image in sorted(ROOT.glob("images/*/pins.toml")):
+        whole = Path(folder, f"{image.parent.name}.Dockerfile")
+        parts = [image.with_name("Dockerfile"), ROOT / "images" / "common" / "Dockerfile"]
+        whole.write_text("".join(part.read_text(encoding="utf-8") for part in parts), encoding="utf-8")
+        session.run("hadolint", "--config", "images/hadolint.yaml", str(whole))
     # Recipes are left to `verl-musa recipe check`, which needs veRL; the tests run it.
     session.run("verl-musa", "lint", "--no-recipes", ".")
 
@@ -94,6 +101,20 @@ def convert(session: nox.Session) -> None:
     """Convert the weights that a recipe declares: `nox -s convert -- qwen3-tiny-moe [--variant V] [--dry-run]`."""
     use_stack(session, "train")
     session.run(str(STACK_BIN / "verl-musa"), "convert", "recipe", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def lock(session: nox.Session) -> None:
+    """Lock the images' requirements by hash: `nox -s lock [-- IMAGE ...]`."""
+    use_stack(session, "train")
+    session.run(str(STACK_BIN / "verl-musa"), "image", "lock", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def build_image(session: nox.Session) -> None:
+    """Build an image and verify it: `nox -s build_image [-- IMAGE] [--base REF] [--no-cache]`; docs/images.md."""
+    use_stack(session, "train")
+    session.run(str(STACK_BIN / "verl-musa"), "image", "build", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")

@@ -64,6 +64,10 @@ class LintError(VerlMusaError):
     """Something that the lint was asked for and cannot look at: a path, a distribution, a rule, its configuration."""
 
 
+class ImageError(VerlMusaError):
+    """An image, its pins or an environment's provenance that cannot be used or trusted as it stands."""
+
+
 class RunError(VerlMusaError):
     """A run directory that cannot be used as asked (resume, name clash)."""
 

@@ -187,14 +187,16 @@ def test_a_resume_may_change_what_is_set_anew_and_nothing_else(
 
 
 def test_a_secret_has_to_be_given_again(options: RunOptions) -> None:
-    secret = RunOptions(recipe=options.recipe, runs_dir=options.runs_dir, sets=("+trainer.hub_token=abc",))
+    secret = RunOptions(
+        recipe=options.recipe, runs_dir=options.runs_dir, sets=("+trainer.hub_token=not-to-be-seen",)
+    )
     run = ended(written(secret))
-    shown = [path for path in run.path.glob("*") if path.is_file() and "abc" in path.read_text()]
+    shown = [path for path in run.path.glob("*") if path.is_file() and "not-to-be-seen" in path.read_text()]
     assert shown == [run.config]
     assert run.config.stat().st_mode & 0o077 == 0
     with pytest.raises(RunError, match=r"trainer\.hub_token is a secret"):
         prepare.prepare(again(options, run), Notes())
-    prepare.prepare(again(options, run, sets=("+trainer.hub_token=abc",)), Notes())
+    prepare.prepare(again(options, run, sets=("+trainer.hub_token=not-to-be-seen",)), Notes())
 
 
 def test_a_resume_of_a_living_run_is_refused(options: RunOptions) -> None:

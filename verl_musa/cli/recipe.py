@@ -169,6 +169,52 @@ def launch(
         write_atomic(output, text, mode=0o755)
 
 
+@app.command("lock")
+def lock(
+    name: Name,
+    *,
+    variants: Variants = None,
+    sets: Sets = None,
+    site: Site = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; hold the recipe against its lock.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --check: print JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Write down what the recipe consists of here: image, patches, conversion, model, data and config (recipe.lock).
+
+    Exit code of --check: 0 as locked, 2 something differs, 3 the recipe has no lock.
+    """
+    from verl_musa.checks import exit_code, render, to_json
+    from verl_musa.image.lock import check_lock, make_entry, write_entry
+    from verl_musa.recipe import ensure_assets, load_recipe, load_site, resolve
+
+    recipe = load_recipe(name, variants=variants or ())
+    place = load_site(site)
+    found = resolve(recipe, run_dir=Path("runs", recipe.name, "RUN-ID"), site=place, sets=sets or ())
+    if recipe.assets is not None:
+        ensure_assets(recipe, progress=lambda line: typer.echo(line, err=True))
+    if not check:
+        typer.echo(f"wrote {write_entry(recipe, make_entry(found, place))}: {recipe.title}")
+        return
+    locking = check_lock(found, place, {})
+    if as_json:
+        shown = {
+            "recipe": recipe.title,
+            "status": locking.status,
+            "why": locking.why,
+            **to_json(locking.results),
+        }
+        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    elif locking.results:
+        render(locking.results, Console())
+    else:
+        typer.echo(f"{recipe.title}: {locking.why}")
+    raise typer.Exit(exit_code(locking.results) if locking.results else 3)
+
+
 @app.command("extras", context_settings={"ignore_unknown_options": True})
 def extras(
     arguments: Annotated[list[str], typer.Argument(help="The arguments of `verl-musa run`.")],

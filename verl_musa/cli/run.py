@@ -40,6 +40,14 @@ def run(
             help="Let a patch through whose target has changed; recorded in the run.",
         ),
     ] = None,
+    unlocked: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unlocked",
+            metavar="NAME=WHY",
+            help="Let an item of recipe.lock through that differs (image, patches, conversion, model, data, config); recorded in the run.",
+        ),
+    ] = None,
     gate: Annotated[
         bool,
         typer.Option("--gate/--no-gate", help="Check correctness before step 1 (docs/gate.md); recorded."),
@@ -60,5 +68,6 @@ def run(
             stall_minutes=stall_minutes,
             allow_drift=tuple(allow_drift or ()),
             gate="before" if gate else "off",
+            unlocked=tuple(unlocked or ()),
         )
     )

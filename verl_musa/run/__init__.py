@@ -36,6 +36,7 @@ class RunOptions:
         stall_minutes: longest time without a new training step.
         allow_drift: ids of patches that may be applied although their target has changed.
         gate: what is done about the day-0 correctness gate.
+        unlocked: ``NAME=why`` for each item of recipe.lock that may differ.
     """
 
     recipe: str
@@ -50,6 +51,7 @@ class RunOptions:
     stall_minutes: float = STALL_MINUTES
     allow_drift: tuple[str, ...] = ()
     gate: GateMode = "before"
+    unlocked: tuple[str, ...] = ()
 
 
 def run_recipe(options: RunOptions) -> int:

@@ -49,6 +49,11 @@ class RunDirectory:
         return self.path / "report.md"
 
     @property
+    def provenance(self) -> Path:
+        """What the image or environment is made of."""
+        return self.path / "provenance.json"
+
+    @property
     def gate(self) -> Path:
         """What the correctness gate found."""
         return self.path / "gate.json"

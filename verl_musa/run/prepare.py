@@ -29,7 +29,7 @@ from verl_musa.recipe import (
     load_site,
     resolve,
 )
-from verl_musa.run import GateMode, RunOptions, gate
+from verl_musa.run import GateMode, RunOptions, gate, lock
 from verl_musa.run.directory import RunDirectory, find_run, new_run_id
 from verl_musa.run.facts import git_facts, needed_packages, package_versions
 from verl_musa.run.finish import clean_up, write_metrics
@@ -98,6 +98,7 @@ def prepare(options: RunOptions, display: Display) -> Prepared:
     Raises:
         VerlMusaError: bad input, or a host that does not fit.
     """
+    lock.refuse_changed_image(options)
     recipe = chosen_recipe(options)
     if options.resume is None:
         run = RunDirectory((options.runs_dir / recipe.name / new_run_id()).resolve())
@@ -111,6 +112,7 @@ def prepare(options: RunOptions, display: Display) -> Prepared:
             )  # first, for they may hold the memory and ports that are looked at next
     _check_host(options, prepared.resolved)
     _check_contents(prepared.resolved, display)
+    lock.hold(options, prepared.resolved, prepared.record, display)
     return _with_golden(prepared)
 
 
@@ -369,6 +371,7 @@ def write_directory(prepared: Prepared, ray_plan: RayPlan) -> None:
     if prepared.gate != "off":
         (run.logs / gate.JOB_FILE).unlink(missing_ok=True)
         gate.hand_over(prepared.resolved, run)
+    lock.keep_provenance(run)
     own = own_variables(prepared.recipe, run, record.attempt, prepared.switches)
     environment = job_runtime_env(prepared.resolved, own)
     private = any(is_secret(override.path) for override in prepared.resolved.overrides)

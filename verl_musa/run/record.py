@@ -98,6 +98,26 @@ class GateFacts(_Part):
     seconds: float | None = None
 
 
+class LockFacts(_Part):
+    """How the run stands with its recipe's lock; ``why``: the reason where it is unlocked.
+
+    ``items``: status of each item; ``unlocked``: the reason given for each item that was let through.
+    """
+
+    status: Literal["locked", "unlocked"]
+    why: str = ""
+    sha256: str = ""
+    items: dict[str, str] = {}
+    unlocked: dict[str, str] = {}
+
+
+class ImageFacts(_Part):
+    """What the run was made in: ``image`` or ``environment``, with the hash of its content."""
+
+    kind: str
+    sha256: str
+
+
 class Attempt(_Part):
     """One start of the run; a resumed run has several."""
 
@@ -138,6 +158,8 @@ class RunRecord(_Part):
     total_steps: int | None = None
     patches: dict[str, Any] | None = None
     gate: GateFacts | None = None
+    lock: LockFacts | None = None
+    image: ImageFacts | None = None
     attempts: list[Attempt]
     summary: dict[str, Any] | None = None
 

@@ -15,6 +15,7 @@ from verl_musa.observe import metrics
 from verl_musa.observe.metrics import Rows
 from verl_musa.observe.proof import devices_by_pool
 from verl_musa.recipe import Recipe
+from verl_musa.run import lock
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.record import RunRecord
 
@@ -149,6 +150,8 @@ def _lines(record: RunRecord) -> list[tuple[str, str]]:
         ("tokens a second", figure("tokens_per_second", ".0f")),
         ("device memory, peak GiB", figure("device_memory_gib_max", ".3f")),
         ("mccl calls", figure("mccl_calls", "d")),
+        ("recipe.lock", lock.shown(record)),
+        ("image", "-" if record.image is None else f"{record.image.kind} sha256:{record.image.sha256[:16]}"),
         ("patches", _patch_counts(record)),
         ("correctness gate", _gate_counts(record)),
     ]

@@ -107,8 +107,31 @@ def find_cached(folder: Path, toolchain: Toolchain | None) -> Path | None:
     """The cached library, or ``None``. Without a compiler, one built by any compiler from the same base will do."""
     if toolchain is not None:
         library = cache_root() / cache_key(folder, toolchain) / LIBRARY
-        return library if library.is_file() else None
-    return next(iter(sorted(cache_root().glob(f"{base_key(folder)}-*/{LIBRARY}"))), None)
+        return library if library.is_file() else find_shipped(folder)
+    found = next(iter(sorted(cache_root().glob(f"{base_key(folder)}-*/{LIBRARY}"))), None)
+    return found or find_shipped(folder)
+
+
+def shipped_root() -> Path:
+    """Where an image carries its build: inside the installed package, so that it needs neither a compiler nor a home."""
+    return Path(__file__).resolve().parent / "_prebuilt"
+
+
+def find_shipped(folder: Path) -> Path | None:
+    """The library that was built into this installation from exactly these sources, or ``None``."""
+    library = shipped_root() / base_key(folder) / LIBRARY
+    return library if library.is_file() else None
+
+
+def build_into_package() -> Path:
+    """Build the library and keep it inside the installed package."""
+    folder = source_dir()
+    built = ensure_built()
+    target = shipped_root() / base_key(folder)
+    if not built.is_relative_to(target):
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(built, target / LIBRARY)
+    return target / LIBRARY
 
 
 def ensure_built(*, quiet: bool = False) -> Path:
@@ -202,7 +225,8 @@ def _compile_all(work: Path, toolchain: Toolchain, log: Path, *, quiet: bool) ->
         f"-isystem{torch_dir / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
         f"-isystem{sysconfig.get_path('include')}",
     ]
-    compile_one = [*toolchain.command, *FLAGS, *includes]
+    # The folder's name holds a process id, and error messages the names of headers: two builds shall give equal bytes.
+    compile_one = [*toolchain.command, *FLAGS, f"-ffile-prefix-map={work}=.", *includes]
     units = sorted(work.glob("*.cpp"))
     total = len(units) + 2
     _say(f"[1/{total}] {HEADER} (precompiled)", quiet)

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Packages that stand in for the vendor's, into the base's own Python, as a vendor's base has them.
+set -eu
+python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > /build/vendor-path
+target="$(cat /build/vendor-path)"
+install() {
+  PYTHONPATH="$(echo /tools/lib/python3*/site-packages)" python3 -m pip install --target "$target" --upgrade --no-index --no-deps \
+    --no-build-isolation --no-compile --quiet --disable-pip-version-check --root-user-action ignore "$@"
+}
+install --find-links /wheels/vendor --require-hashes -r /locks/vendor.txt
+for folder in /src/vendor/*/; do
+  install "$folder"
+done
+rm -rf "${target:?}/bin"
