@@ -83,6 +83,21 @@ class Cli:
             time.sleep(0.2)
         raise AssertionError(f"no step {step} within {JOB_LIMIT_S} s:\n{self.output()[-4000:]}")
 
+    def killed_after_step(self, step: int, *arguments: str) -> Path:
+        """Start a run, kill the runner without warning once ``step`` is saved, and return its directory when all has ended."""
+        process = self.start(*arguments)
+        run_dir = self.wait_for_step(process, step)
+        marker = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
+        assert marker.read_text().strip() == str(step)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        deadline = time.monotonic() + 90
+        while processes_of(run_dir) or record_of(run_dir)["status"] == "running":
+            assert time.monotonic() < deadline, processes_of(run_dir)
+            time.sleep(0.5)
+        assert record_of(run_dir)["status"] == "failed"
+        return run_dir
+
     def output(self) -> str:
         """Return what the command has printed so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
 import time
 from pathlib import Path
@@ -56,12 +55,7 @@ def test_the_recipe_learns_on_the_simulated_device(cli: Cli) -> None:
 def test_a_killed_run_resumes_where_an_undisturbed_one_goes_on(cli: Cli) -> None:
     assert cli.run(RECIPE, *FOUR_STEPS) == 0
     (undisturbed,) = cli.run_dirs()
-    process = cli.start(RECIPE, *FOUR_STEPS)
-    killed = cli.wait_for_step(process, 2)
-    assert _saved(killed, 2)
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=60)
-    _wait_until_its_guardian_is_done(killed)
+    killed = cli.killed_after_step(2, RECIPE, *FOUR_STEPS)
 
     assert cli.run(RECIPE, "--resume", killed.name) == 0
     resumed, whole = metrics_of(killed), metrics_of(undisturbed)
@@ -97,21 +91,8 @@ def test_a_killed_worker_is_named_with_its_last_words(cli: Cli) -> None:
     assert processes_of(run_dir) == []
 
 
-def _saved(run_dir: Path, step: int) -> bool:
-    marker = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
-    return marker.exists() and marker.read_text().strip() == str(step)
-
-
 def _is_trainer_rank(process: psutil.Process) -> bool:
     try:
         return process.name().startswith("ray::") and "WorkerDict" in process.name()
     except psutil.NoSuchProcess:
         return False
-
-
-def _wait_until_its_guardian_is_done(run_dir: Path) -> None:
-    deadline = time.monotonic() + 90
-    while processes_of(run_dir) or record_of(run_dir)["status"] == "running":
-        assert time.monotonic() < deadline, processes_of(run_dir)
-        time.sleep(0.5)
-    assert record_of(run_dir)["status"] == "failed"
