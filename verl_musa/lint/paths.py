@@ -41,7 +41,7 @@ _SERVICE_ACCOUNTS: Final = word_set(
     " nonroot ray root runner service test tester ubuntu user username vscode work worker you"
 )
 _PLACEHOLDER: Final = re.compile(
-    r"path/to|/abs/path|\.\.\.|<[^>]*>|\b(?:your|my|some|foo|bar|xxx+|dummy|fake|nonexist\w*|example|placeholder)\b|your_|my_"
+    r"path/to|/abs/path|not/a/real|\.\.\.|<[^>]*>|\b(?:your|my|some|foo|bar|xxx+|dummy|fake|nonexist\w*|example|placeholder)\b|your_|my_"
     r"|does[_-]not[_-]exist",
     re.IGNORECASE,
 )
