@@ -31,7 +31,7 @@ def test_prepare_check_and_show(sums: Path, tmp_path: Path, capsys: pytest.Captu
     val = write(tmp_path / "val.jsonl", {"question": "9+9?", "answer": "#### 18"})
     assert main(["data", "prepare", "gsm8k", "--train", str(sums), "--val", str(val), "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert f"{out}/train.parquet (train): 5 rows" in said
+    assert f"{out}/train.parquet (train): 5 rows; the whole data set has 7,473" in said
     assert f"verl-musa data check {out}/train.parquet --val {out}/val.parquet" in said
     assert (
         main(["data", "check", str(out / "train.parquet"), "--val", str(out / "val.parquet"), "--json"]) == 3
@@ -45,6 +45,28 @@ def test_prepare_check_and_show(sums: Path, tmp_path: Path, capsys: pytest.Captu
     assert '"ground_truth": "1"' in shown
     assert main(["data", "show", str(out / "train.parquet"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 5
+
+
+def test_what_was_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": "1+1?", "answer": f"#### {n}"} for n in (2, 2, 3)]
+    source = write(tmp_path / "s.jsonl", *rows, {"question": "", "answer": "#### 1"})
+    command = [
+        "data",
+        "prepare",
+        "gsm8k",
+        "--train",
+        str(source),
+        "--out",
+        str(tmp_path / "out"),
+        "--skip-bad",
+    ]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert (
+        "1 rows; 2 duplicates dropped; 1 of them with ANOTHER answer than the first; 1 unusable rows left out"
+        in said
+    )
+    assert "s.jsonl:4: 'question' is empty" in said
 
 
 def test_a_failed_check_has_exit_code_2(

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - full-width forms are part of what is tested
 """What the reward says about an answer, and what it does about one that is meant to hurt it."""
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from verl_musa.reward import math_score, score_math
 from verl_musa.reward.symbolic import Comparer, NotInstalledError, worth_asking
@@ -125,6 +128,11 @@ def test_memory_is_bounded() -> None:
         pool.close()
 
 
+def test_half_a_surrogate_pair_reaches_the_library_and_is_wrong(comparer: Comparer) -> None:
+    assert comparer.equal("x^2", "x^2 \ud83d") in {False, None}
+    assert comparer.equal("2", "\\sqrt{4}") is True
+
+
 def test_a_verdict_is_kept_for_the_same_pair(comparer: Comparer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert score_math("\\boxed{\\sqrt{4}}", "2")["score"] == 1
 
@@ -179,6 +187,27 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     pool = Comparer(processes=1)
     with pytest.raises(NotInstalledError, match="math-verify is not installed"):
         pool.equal("x", "y")
+
+
+PIECES = ("\\boxed{", "}", "#### ", "答案是", "the answer is ", "<think>", "</think>", "\\frac{1}{2}", "$", "1,234", "\ud83d", "\0", "％", "^", "!", "\n", " ", "(", "]", "=", "x", "42")  # fmt: skip
+
+
+@given(
+    st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=24),
+    st.sampled_from(["42", "\\frac{1}{2}", "x=1", "(1,2]", "是"]),
+)
+def test_any_response_and_any_answer_get_a_score(pieces: list[str], truth: str) -> None:
+    class Never:
+        def equal(self, *_: str) -> bool:
+            return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(math_score, "shared", Never)
+        math_score.equal.cache_clear()
+        for response in ("".join(pieces), "\\boxed{" + "".join(pieces) + "}"):
+            result = score_math(response, truth)
+            assert set(result) == {"score", "acc", "parsed", "gave_up"}
+            assert set(result.values()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize(

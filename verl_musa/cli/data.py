@@ -223,6 +223,9 @@ def _sources(name: str, files: dict[str, list[Path]], asked: _Hub) -> dict[str, 
 
 
 def _say_what_was_made(made: dict[str, Any], out: Path) -> None:
+    from verl_musa.data.sources import SOURCES
+
+    known = SOURCES[made["name"]].rows if made["name"] in SOURCES else {}
     for split, facts in made["splits"].items():
         left = []
         if facts["duplicates_dropped"]:
@@ -235,6 +238,8 @@ def _say_what_was_made(made: dict[str, Any], out: Path) -> None:
             left.append(
                 f"{facts['bad_rows_skipped']:,} unusable rows left out, the first: {facts['first_bad_rows'][0]}"
             )
+        if facts["rows"] != known.get(split, facts["rows"]):
+            left.append(f"the whole data set has {known[split]:,}")
         typer.echo(
             f"{out / facts['file']} ({split}): {facts['rows']:,} rows" + "".join(f"; {part}" for part in left)
         )

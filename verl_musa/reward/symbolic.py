@@ -85,21 +85,19 @@ class Comparer:
 
         Raises:
             NotInstalledError: there is no math-verify.
-            ChildError: the process cannot be started, or dies of something else than its limits.
+            ChildError: the process cannot be started.
             queue.Empty: all processes were busy for too long.
         """
         child = self._slots.get(timeout=QUEUE_SECONDS)
         kept: Child | None = None
         try:
             child = child or self._start()
-            found = child.ask([truth, answer], WALL_SECONDS)
-            kept = child
-        except ChildTimeoutError:
-            return None
-        except ChildDiedError as error:
-            if error.code < 0:  # SIGXCPU: its time was up; SIGKILL, SIGSEGV: memory
+            try:
+                found = child.ask([truth, answer], WALL_SECONDS)
+            except (ChildTimeoutError, ChildDiedError):
+                # By SIGXCPU when its time was up, by whatever when memory was. No answer may end a training.
                 return None
-            raise
+            kept = child
         finally:
             self._slots.put(kept)
         equal = found.get("equal")
