@@ -35,13 +35,13 @@ def make_engine(plan: dict[str, Any], role: str) -> Any:
             block["ppo_max_token_len_per_gpu"] = value
         elif name == "log_prob_use_dynamic_bsz":
             block["use_dynamic_bsz"] = value
+    if role == "actor":
+        block["optim"].update(lr=plan["lr"], total_training_steps=100)
     made = omega_conf_to_dataclass(OmegaConf.create(block))
     engine_config, budget = made.engine, plain["actor"]["ppo_max_token_len_per_gpu"]
     engine_config.use_dynamic_bsz = plain["actor"]["use_dynamic_bsz"]
     engine_config.infer_max_token_len_per_gpu = engine_config.max_token_len_per_gpu = budget
     engine_config.use_remove_padding = plain["model"]["use_remove_padding"]
-    made.optim.lr = plan["lr"]
-    made.optim.total_training_steps = 100
     model = HFModelConfig(
         path=plain["model"]["path"], use_remove_padding=plain["model"]["use_remove_padding"]
     )
