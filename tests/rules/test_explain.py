@@ -33,9 +33,7 @@ def test_every_override_of_the_large_recipes_is_described() -> None:
         r"seed|project_name|experiment_name|default_local_dir|model\.path|total_epochs|engine_kwargs|critic\.|ref\.megatron|warmup"
     )
     for name in (DENSE, MOE):
-        found = resolve(
-            load_recipe(str(RECIPES / name)), run_dir=Path("/r"), site=Site(), without_site=True
-        )
+        found = resolve(load_recipe(str(RECIPES / name)), run_dir=Path("/r"), site=Site(), without_site=True)
         missing = [o.path for o in found.overrides if o.path not in table() and not quiet.search(o.path)]
         assert missing == []
 

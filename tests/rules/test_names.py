@@ -17,7 +17,9 @@ def _forget() -> None:
 
 def test_fields_are_read_from_the_source_without_an_import(tmp_path: Path) -> None:
     file = tmp_path / "options.py"
-    file.write_text("raise SystemExit\nclass A:\n    x: int = 1\n    y: str\n    z = 2\nclass B:\n    w: int\n")
+    file.write_text(
+        "raise SystemExit\nclass A:\n    x: int = 1\n    y: str\n    z = 2\nclass B:\n    w: int\n"
+    )
     assert fields_of(file, "A") == {"x", "y"}
     assert fields_of(file, "C") == set()
 

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from verl_musa.checks import Result, Status
+from verl_musa.data import Subject
 from verl_musa.rules import RULES, check_recipe
+from verl_musa.rules.columns import check_columns
 
 from .conftest import DENSE, MOE, Plant, Planted, compose_quickly
 
@@ -149,7 +151,7 @@ def test_a_padded_vocabulary_that_verl_would_not_read(plant: Plant) -> None:
         ('  MCCL_CROSS_NIC: "1"', '  MUSA_VISIBLE_DEVICES: "0"', "env.harmful", Status.WARN, "narrows the devices"),
     ],
 )  # fmt: skip
-def test_the_environment(plant: Plant, old: str, new: str, check: str, status: Status, says: str) -> None:
+def test_the_environment(plant: Plant, *, old: str, new: str, check: str, status: Status, says: str) -> None:
     planted = plant(DENSE, "runtime_env.yaml", old, new)
     found = results_of(planted)[check]
     assert found.status is status
@@ -179,7 +181,12 @@ def test_the_network(plant: Plant, network: str, nodes: int, status: Status, say
 
 
 def test_an_interface_in_the_environment_will_do(plant: Plant) -> None:
-    planted = plant(DENSE, "runtime_env.yaml", '  MCCL_CROSS_NIC: "1"', "  MCCL_SOCKET_IFNAME: eth0\n  GLOO_SOCKET_IFNAME: eth0")
+    planted = plant(
+        DENSE,
+        "runtime_env.yaml",
+        '  MCCL_CROSS_NIC: "1"',
+        "  MCCL_SOCKET_IFNAME: eth0\n  GLOO_SOCKET_IFNAME: eth0",
+    )
     file = planted.folder / "recipe.yaml"
     text = file.read_text(encoding="utf-8")
     file.write_text("\n".join(line for line in text.splitlines() if not line.startswith("network:")))
@@ -214,3 +221,31 @@ def test_files_wait_where_the_site_does_not_say_where_they_are(plant: Plant) -> 
 def test_every_rule_has_a_name_of_its_own() -> None:
     names = [check.name for check in RULES]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("columns", "status"), [(["data_source", "prompt"], Status.OK), (["prompt"], Status.FAIL)]
+)
+def test_declared_columns(plant: Plant, tmp_path: Path, columns: list[str], status: Status) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({name: ["x"] for name in columns}), file)
+    planted = plant(
+        DENSE,
+        "recipe.yaml",
+        "columns: [data_source, prompt, ability, reward_model, extra_info]",
+        "columns: [data_source]",
+    )
+    resolved = planted.resolve(f"data.train_files=[{file}]", f"data.val_files=[{file}]")
+    found = check_columns(Subject(resolved))
+    assert found.status is status
+    if status is Status.FAIL:
+        assert found.where == planted.where
+        assert "verl-musa data prepare dapo-math-17k" in found.fix
+    assert check_columns(Subject(planted.resolve())).status is Status.UNKNOWN
+    assert (
+        check_columns(Subject(planted.resolve("data.train_files=[/no/such.parquet]"))).status
+        is Status.UNKNOWN
+    )

@@ -37,7 +37,9 @@ def test_what_verl_refuses_is_a_failure_at_its_line(plant: Plant, tmp_path: Path
 
 
 def test_no_recipe_is_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream.subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(
+        "verl_musa.rules.upstream.subprocess.run", lambda *_, **__: pytest.fail("a process was started")
+    )
     assert ask_verl([]) == []
 
 

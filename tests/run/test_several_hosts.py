@@ -54,7 +54,14 @@ def test_a_run_says_what_is_missing_in_one_message(alone: Path, capsys: Output) 
     assert main(["run", "qwen3-30b-a3b"]) == 2
     error = capsys.readouterr().err
     assert error.count("verl-musa: error:") == 1
-    for part in ("site.yaml: there is none", "shared", "models", "training_interface", "hostfile", "--dry-run"):
+    for part in (
+        "site.yaml: there is none",
+        "shared",
+        "models",
+        "training_interface",
+        "hostfile",
+        "--dry-run",
+    ):
         assert part in error
 
 
@@ -98,7 +105,12 @@ def test_the_script_submits_exactly_the_recipes_overrides(name: str, tmp_path: P
     }
     script = RECIPES / name / "launch.sh"
     done = subprocess.run(
-        [str(script), "trainer.save_freq=1"], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [str(script), "trainer.save_freq=1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     told = (tmp_path / "told").read_text(encoding="utf-8").split("\0")[:-1]
@@ -119,7 +131,12 @@ def test_the_script_submits_exactly_the_recipes_overrides(name: str, tmp_path: P
 @pytest.mark.parametrize("name", LARGE)
 def test_the_script_asks_for_what_it_is_not_told(name: str) -> None:
     done = subprocess.run(
-        [str(RECIPES / name / "launch.sh")], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=60, check=False
+        [str(RECIPES / name / "launch.sh")],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode != 0
     assert "SITE_MODELS" in done.stderr
@@ -131,9 +148,13 @@ def test_hostile_values_stay_one_word(tmp_path: Path) -> None:
     text = recipe_script(recipe, Site(), [f"trainer.experiment_name={shlex.quote(value)}"])
     script = tmp_path / "launch.sh"
     script.write_text(text, encoding="utf-8")
-    checked = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=60, check=False)
+    checked = subprocess.run(
+        ["/bin/bash", "-n", str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert checked.returncode == 0, checked.stderr
-    assert isinstance(resolve(recipe, run_dir=tmp_path, site=Site(), without_site=True).overrides[0], Override)
+    assert isinstance(
+        resolve(recipe, run_dir=tmp_path, site=Site(), without_site=True).overrides[0], Override
+    )
     line = next(line for line in text.splitlines() if "experiment_name" in line)
     assert "\\`id\\`" in line
     assert "\\$HOME" in line

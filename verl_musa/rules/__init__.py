@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from verl_musa.checks import Check, Result, run_checks
 from verl_musa.data import CHECKS as DATA_CHECKS
-from verl_musa.data import FILE_CHECKS, Subject
+from verl_musa.data import FILE_CHECKS as DATA_FILE_CHECKS
+from verl_musa.data import Subject
 from verl_musa.recipe import Resolved
-from verl_musa.rules import card, conflicts, conversion, environment, layout, names, tokens
+from verl_musa.rules import card, columns, conflicts, conversion, environment, layout, names, tokens
 from verl_musa.rules.explain import Explanation, explain
 from verl_musa.rules.upstream import ask_verl
 
@@ -35,8 +36,11 @@ RULES: tuple[Check[Subject], ...] = (
     *names.CHECKS,
     *conversion.CHECKS,
     *card.CHECKS,
+    *columns.CHECKS,
 )
 CHECKS: tuple[Check[Subject], ...] = (*DATA_CHECKS, *RULES)
+FILE_CHECKS: tuple[Check[Subject], ...] = (*DATA_FILE_CHECKS, *columns.CHECKS)
+"""Those that read the model's folder or the data: where these are not at hand, they wait for the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

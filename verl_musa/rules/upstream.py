@@ -18,7 +18,8 @@ CHECK = "verl.validate"
 LOOKS_AT = "verl's own dataclasses and validate_config"
 LIMIT_S = 300.0
 _JOB = Path(__file__).with_name("_verl_job.py")
-_QUOTED = re.compile(r"[`'\"]([\w.]+)[`'\"]|\b([a-z]\w*_\w+)\b")
+_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+\b|\b[A-Za-z]+_\w+\b|(?<=[`'\"])\w+(?=[`'\"])")
+"""What may be a key in a message: a dotted name, one with an underscore, a word in quotes."""
 
 
 def ask_verl(recipes: Sequence[Resolved], *, limit_s: float = LIMIT_S) -> list[Result]:
@@ -82,8 +83,7 @@ def _result(resolved: Resolved, problems: Sequence[dict[str, str]]) -> Result:
 
 def _culprit(resolved: Resolved, part: str, message: str) -> Override | None:
     """The override that ``message`` names: by the last part of its key, best within ``part``."""
-    words = {word for pair in _QUOTED.findall(message) for word in pair if word}
-    last = {word.rpartition(".")[2] for word in words}
+    last = {word.rpartition(".")[2] for word in _NAME.findall(message)}
     fitting = [one for one in resolved.overrides if one.path.rpartition(".")[2] in last]
     inside = [one for one in fitting if one.path.startswith(part)]
     return next(iter(inside or fitting), None)
