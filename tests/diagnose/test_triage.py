@@ -264,6 +264,21 @@ def test_a_killed_process_on_another_host_explains_the_dead_actor(look: Triage) 
     )
 
 
+def test_what_belongs_to_a_crash_is_shown(look: Triage) -> None:
+    card = look(
+        {
+            "x.log": 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n  File "/x.py", line 3 in f\n'
+        }
+    )
+    assert [one.line for one in card.evidence] == [1, 3, 4]
+    card = look(
+        {
+            "x.log": "(A pid=1) terminate called after throwing an instance of 'std::bad_alloc'\n(A pid=1)   what():  std::bad_alloc\n"
+        }
+    )
+    assert [one.text.strip() for one in card.evidence][-1] == "what():  std::bad_alloc"
+
+
 def test_a_rank_is_named(look: Triage) -> None:
     card = look({"x.log": f"[rank5]: {OOM}\n"})
     assert card.where.rank == "5"

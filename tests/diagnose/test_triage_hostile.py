@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from verl_musa.diagnose.triage import triage_paths
+from verl_musa.diagnose.triage import triage_paths, triage_run
 from verl_musa.diagnose.triage_card import Card, Verdict, card_lines, markdown, render
 from verl_musa.diagnose.triage_read import BLOCK, LONGEST_LINE, blocks
+from verl_musa.diagnose.triage_sources import RunFacts
 from verl_musa.errors import RunError
 
 OOM = b"torch.OutOfMemoryError: MUSA out of memory. Tried to allocate 2.00 GiB"
@@ -136,6 +137,14 @@ def test_nothing_is_followed_out_of_a_folder(tmp_path: Path) -> None:
     (inside / "logs" / "weights.safetensors").write_bytes(OOM)
     card = triage_paths([inside])
     assert (card.verdict, card.files) == (Verdict.CLEAN, 0)
+
+
+def test_a_run_whose_logs_are_elsewhere_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "x.log").write_bytes(OOM)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "logs").symlink_to(tmp_path / "outside")
+    assert triage_run(RunFacts(tmp_path / "run", "r", "h", "running")).files == 0
 
 
 def test_a_pipe_by_name_is_not_waited_for(tmp_path: Path) -> None:

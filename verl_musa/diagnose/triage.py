@@ -119,13 +119,16 @@ def _zone_of_run(found: Sequence[Found], run: RunFacts | None) -> int:
 
     Outside of a run, that of this machine: a log that is read where it was written is the usual case.
     """
+    if run is None:
+        return _zone_here(found)
+    started = run.started
+    if started is None:
+        return 0
     firsts = [
         one.first.seconds for one in found if one.first and one.first.zone is None and one.source.attempt
     ]
-    if run is None or run.started is None or not firsts:
-        return 0 if run is not None else _zone_here(found)
-    zone = round((min(firsts) - run.started) / QUARTER_HOUR) * QUARTER_HOUR
-    return zone if abs(zone) <= LARGEST_ZONE else 0
+    near = [first for first in firsts if abs(first - started) <= LARGEST_ZONE]
+    return round((min(near) - started) / QUARTER_HOUR) * QUARTER_HOUR if near else 0
 
 
 def _zone_here(found: Sequence[Found]) -> int:

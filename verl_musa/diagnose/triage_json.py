@@ -13,7 +13,7 @@ from verl_musa.diagnose.triage_read import Readable, UnreadableError, open_log
 from verl_musa.diagnose.triage_sources import RunFacts, Source
 from verl_musa.diagnose.triage_text import Stamp, Who
 
-LARGEST = 16 << 20
+LARGEST = 4 << 20
 MOST_LINES = 2000
 
 Told = tuple[str, float | None, str]

@@ -178,6 +178,7 @@ class Scan:
         self._seen: dict[str, _Anchor] = {}  # pattern of `also` or `unless` -> where it was first
         self._compound: dict[str, list[Event]] = {}
         self._undated: list[Event] = []
+        self._unfinished: Event | None = None  # its evidence goes on in the next lines
 
     def run(self) -> Found:
         """Read it to its end, or to where that stops being possible."""
@@ -226,12 +227,26 @@ class Scan:
             low = max(start, middle - WINDOW)
             head = None if low == start else shown(data[start : start + STAMP_WITHIN])
             self._line(line, shown(data[low : min(end, middle + WINDOW)], 2 * WINDOW), head)
+            if self._unfinished is not None:
+                self._following(data, end + 1, line + 1)
             # The rest of a line longer than the window is searched too, for there may be another hit in it.
             position = (
                 min(end + 1, middle + WINDOW) if not self._traces and end > middle + WINDOW else end + 1
             )
             line += 1 if position == end + 1 else 0
         self._look_back(data, max(checked, len(data) - LOOK_BACK), len(data))
+
+    def _following(self, data: bytes, start: int, number: int) -> None:
+        """Add the lines after one to its evidence."""
+        event, self._unfinished = self._unfinished, None
+        if event is None or event.rule is None:
+            return
+        lines = data[start : start + LOOK_BACK].split(b"\n", event.rule.following)[: event.rule.following]
+        for raw in lines:
+            if raw.strip():
+                text = split_prefixes(shown(raw)).text
+                event.evidence.append(Evidence(self.found.source.name, number, text))
+            number += 1
 
     def _first_stamp(self, data: bytes) -> None:
         for raw in data[:LOOK_BACK].split(b"\n", FIRST_STAMP_LINES)[:FIRST_STAMP_LINES]:
@@ -384,6 +399,8 @@ class Scan:
         event = self._event(rule, spot, groups)
         event.chain, event.strong, event.count = names or [], strong, count
         self._events[key] = event
+        if rule is not None and rule.following and not names:
+            self._unfinished = event
 
     def _finish(self) -> Found:
         for trace in self._traces.values():

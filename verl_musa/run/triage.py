@@ -98,7 +98,7 @@ def _seconds(text: str | None) -> float | None:
 def _clocks(path: Path) -> dict[str, Any]:
     from verl_musa.diagnose.triage_sources import clocks_of
 
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
