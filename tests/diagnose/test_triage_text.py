@@ -39,7 +39,7 @@ def test_time_stamps_of_many_forms(text: str, seconds: float, zone: int | None) 
     "text",
     [
         "no time at all",
-        "10.0.0.1:6379 and 2026-13-45 99:99:99",
+        "192.0.2.1:6379 and 2026-13-45 99:99:99",
         "13:03 short",
         "x" * 300 + " 2026-11-29 13:03:05",
     ],
@@ -67,9 +67,9 @@ def test_a_stamp_without_a_year_takes_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("text", "rest", "who", "repeated"),
     [
-        ("(WorkerDict pid=12, ip=10.0.0.2) hello", "hello", Who("10.0.0.2", "WorkerDict", "12"), 1),
+        ("(WorkerDict pid=12, ip=192.0.2.2) hello", "hello", Who("192.0.2.2", "WorkerDict", "12"), 1),
         ("(create.<locals>.WorkerDict pid=12) hello", "hello", Who("", "WorkerDict", "12"), 1),
-        ("(raylet, ip=10.0.0.3) hello", "hello", Who("10.0.0.3", "raylet"), 1),
+        ("(raylet, ip=192.0.2.3) hello", "hello", Who("192.0.2.3", "raylet"), 1),
         ("[rank3]: hello", "hello", Who(rank="3"), 1),
         ("(WorkerDict pid=12) [rank3]: hello", "hello", Who("", "WorkerDict", "12", "3"), 1),
         ("(A pid=1) hi [repeated 7x across cluster] (Ray deduplicates logs)", "hi", Who("", "A", "1"), 7),

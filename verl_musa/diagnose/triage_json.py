@@ -99,7 +99,7 @@ def _kind(entry: dict[str, Any]) -> str:
         return "job"
     if "run_id" in entry and "attempts" in entry:
         return "run"
-    if "checks" in entry and "counts" in entry:
+    if isinstance(entry.get("checks"), list) and {"counts", "figures"} & set(entry):
         return "checks"
     return ""
 
