@@ -434,13 +434,24 @@ def test_reading_stops_in_time_and_says_so(run: Path) -> None:
     assert any("for lack of time" in note for note in card.notes)
 
 
-def test_of_one_moment_the_rule_that_says_more(look: Triage) -> None:
-    card = look({
-        "a.log": "2026-11-29 13:03:05,000 ERROR RuntimeError: MUSA error: invalid device function\n",
-        "b.log": f"2026-11-29 13:03:06,000 ERROR {OOM}\n",
-    })  # fmt: skip
-    assert card.rule == "musa.out-of-memory"
+def test_of_one_moment_on_two_hosts_the_rule_that_says_more(look: Triage) -> None:
+    files = {
+        "node1/a.log": "2026-11-29 13:03:05,000 ERROR RuntimeError: MUSA error: invalid device function\n",
+        "node2/b.log": f"2026-11-29 13:03:06,000 ERROR {OOM}\n",
+    }
+    card = look(files)
+    assert (card.rule, card.where.host) == ("musa.out-of-memory", "node2")
     assert [one.rule for one in card.others] == ["musa.error"]
+    later = {**files, "node2/b.log": f"2026-11-29 13:03:08,000 ERROR {OOM}\n"}
+    assert look(later).rule == "musa.error"
+
+
+def test_on_one_host_the_earlier_one_whatever_the_rule(look: Triage) -> None:
+    card = look({
+        "node1/a.log": "2026-11-29 13:03:05,000 ERROR RuntimeError: MUSA error: invalid device function\n",
+        "node1/b.log": f"2026-11-29 13:03:05,200 ERROR {OOM}\n",
+    })  # fmt: skip
+    assert card.rule == "musa.error"
 
 
 def test_lines_that_were_taken_out_of_a_file_keep_their_time() -> None:

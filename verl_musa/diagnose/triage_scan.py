@@ -44,10 +44,10 @@ _ABNORMAL = (
     HEADER, "Error", "Exception", "ERROR", "CRITICAL", "FATAL", "Fatal", "terminate called", "Segmentation fault", "core dumped",
     "Killed", "Aborted", ":actor_name:", "ray::",
 )  # fmt: skip
-_ABNORMAL_PATTERNS = (r" [EF] \d+ \d+\]", r"^\[?[EF]\d{4} \d\d:", r"\bERR\b")
+_ABNORMAL_PATTERNS = (r" [CEF] \d+ \d+\]", r"^\[?[EF]\d{4} \d\d:", r"\bERR\b")
 _LEVEL = re.compile(r"(?<![\w.])(CRITICAL|FATAL|ERROR|ERR)\b(?![\w.=])")
 _LEVEL_WITHIN = 100
-_CPP_LEVEL = re.compile(r"^\[[^\]\n]{10,40} ([EF]) \d+ \d+\]|^\[?([EF])\d{4} \d\d:")
+_CPP_LEVEL = re.compile(r"^\[[^\]\n]{10,40} ([CEF]) \d+ \d+\]|^\[?([EF])\d{4} \d\d:")
 _CPP_INFO = re.compile(r"^\[[^\]\n]{10,40} I \d+ \d+\]")
 _CRASH = re.compile(
     r"terminate called after|Fatal Python error|Segmentation fault|core dumped|^(?:.{0,80}\s)?Killed\s*$|^Aborted\s*$"
@@ -79,6 +79,9 @@ class Event:
 
     carried: bool = False
     """Whether ``stamp`` is that of a line before."""
+
+    clock: str = ""
+    """The host by whose clock ``stamp`` was written, as far as is known."""
 
     when: float | None = None
     """In UTC, by the head's clock; the latest that it can be, where the line itself has no time."""

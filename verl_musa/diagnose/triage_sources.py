@@ -33,6 +33,7 @@ _WORKER = re.compile(r"^(?:worker-[0-9a-f]+-[0-9a-f]+-|python-core-(?:worker|dri
 _NAMED = {
     "raylet": "raylet",
     "gcs_server": "gcs_server",
+    "dashboard_agent": "dashboard agent",
     "dashboard": "dashboard",
     "job-driver": "job driver",
     "log_monitor": "log_monitor",
