@@ -3,7 +3,7 @@ from __future__ import annotations
 import calendar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_musa.diagnose.triage_text import LONGEST_SHOWN, Stamp, Who, find_stamp, shown, split_prefixes
@@ -107,11 +107,13 @@ def test_long_lines_are_cut() -> None:
     assert len(shown("\u4e2d" * 5000, 100)) == 101
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_whatever_comes_is_printable(raw: bytes) -> None:
     assert all(char.isprintable() for char in shown(raw))
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_no_line_breaks_the_readers(text: str) -> None:
     line = split_prefixes(text)
