@@ -81,9 +81,10 @@ def shown(raw: bytes | str, longest: int = LONGEST_SHOWN) -> str:
     if isinstance(raw, str):
         raw = raw.encode("utf-8", "replace")
     cut = raw[: longest * 8]
-    text = (ESCAPES.sub(b"", cut) if b"\x1b" in cut else cut).rstrip(b"\r\n").decode("utf-8", "replace")
+    plain = ESCAPES.sub(b"", cut) if b"\x1b" in cut else cut
+    text = plain.rstrip(b"\r\n").decode("utf-8", "replace").replace("\t", " ")
     if not text.isprintable():
-        text = "".join(char if char.isprintable() else REPLACED for char in text.replace("\t", " "))
+        text = "".join(char if char.isprintable() else REPLACED for char in text)
     return text if len(text) <= longest and len(cut) == len(raw) else text[:longest] + "…"
 
 
