@@ -27,7 +27,7 @@ def ordinary(rng: random.Random) -> Iterator[bytes]:
         stamp = f"2026-11-29 {step // 3600 % 24:02}:{step // 60 % 60:02}:{step % 60:02},{rng.randrange(1000):03}"
         rank = rng.randrange(32)
         yield (
-            f"\x1b[36m(WorkerDict pid={4000 + rank}, ip=10.0.0.{rank // 8 + 2})\x1b[0m {stamp} INFO actor.py:112 -- step:{step} - "
+            f"\x1b[36m(WorkerDict pid={4000 + rank}, ip=192.0.2.{rank // 8 + 2})\x1b[0m {stamp} INFO actor.py:112 -- step:{step} - "
             f"actor/loss:{rng.random():.5f} - perf/throughput:{rng.random() * 900:.1f} - response_length/mean:{rng.random() * 900:.1f}\n"
         ).encode()
 

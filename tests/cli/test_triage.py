@@ -72,14 +72,14 @@ def test_a_run_by_its_path_and_by_a_prefix_of_its_id(
 
 
 def test_clocks_on_the_command_line(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    host = log.parent / "10.0.0.9"
+    host = log.parent / "192.0.2.9"
     host.mkdir()
     (host / "y.log").write_text("2026-11-29 13:03:35,000 ERROR OSError: [Errno 28] No space left on device\n")
-    main(["triage", "--json", str(log), str(host.parent / "10.0.0.9")])
+    main(["triage", "--json", str(log), str(host.parent / "192.0.2.9")])
     assert json.loads(capsys.readouterr().out)["rule"] == "musa.out-of-memory"
-    main(["triage", "--json", "--ahead", "10.0.0.9=60", str(log.parent)])
+    main(["triage", "--json", "--ahead", "192.0.2.9=60", str(log.parent)])
     assert json.loads(capsys.readouterr().out)["rule"] == "os.no-space"
-    assert main(["triage", "--ahead", "10.0.0.9", str(log)]) == 2
+    assert main(["triage", "--ahead", "192.0.2.9", str(log)]) == 2
     assert "expected HOST=SECONDS" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -39,3 +40,12 @@ def test_logs_are_kept_without_sockets_links_and_excess(
     ]
     assert cut == ["a.out", "sub/b.err", "z.out"]
     assert logs.keep_logs(tmp_path / "none", kept) == []
+
+
+def test_kept_logs_keep_the_time_of_their_last_line(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    log = tmp_path / "s" / "worker.err"
+    log.write_text("x")
+    os.utime(log, (1_800_000_000, 1_800_000_001))
+    logs.keep_logs(tmp_path / "s", tmp_path / "kept")
+    assert (tmp_path / "kept" / "worker.err").stat().st_mtime == 1_800_000_001

@@ -40,17 +40,17 @@ def look(tmp_path: Path) -> Triage:
 
 def test_the_first_cause_of_two_hosts_and_its_consequences(look: Triage) -> None:
     card = look({
-        "10.0.0.2/worker.log": f"2026-11-29 13:03:05,000 INFO step 7\n2026-11-29 13:03:06,500 ERROR {OOM}\n",
-        "10.0.0.3/worker.log": f"[rank3]:[E1129 13:13:07.000000 ProcessGroupMCCL.cpp:616] {TIMEOUT}\n",
+        "192.0.2.2/worker.log": f"2026-11-29 13:03:05,000 INFO step 7\n2026-11-29 13:03:06,500 ERROR {OOM}\n",
+        "192.0.2.3/worker.log": f"[rank3]:[E1129 13:13:07.000000 ProcessGroupMCCL.cpp:616] {TIMEOUT}\n",
         "driver.log": "2026-11-29 13:13:09,000 ERROR ray.exceptions.ActorDiedError: The actor died unexpectedly\n",
     })  # fmt: skip
-    assert (card.verdict, card.rule, card.where.host) == (Verdict.FOUND, "musa.out-of-memory", "10.0.0.2")
+    assert (card.verdict, card.rule, card.where.host) == (Verdict.FOUND, "musa.out-of-memory", "192.0.2.2")
     assert card.when == "2026-11-29 13:03:06.500 UTC"
     assert [(one.rule, one.count) for one in card.consequences] == [
         ("mccl.watchdog-timeout", 1),
         ("ray.actor-died", 1),
     ]
-    assert card.evidence[0].file == "logs/10.0.0.2/worker.log"
+    assert card.evidence[0].file == "logs/192.0.2.2/worker.log"
     assert card.evidence[0].line == 2
     assert "only cause" in card.why
     assert card.exit_code == 2
@@ -58,36 +58,36 @@ def test_the_first_cause_of_two_hosts_and_its_consequences(look: Triage) -> None
 
 def test_clocks_that_differ_decide_who_was_first(look: Triage) -> None:
     files = {
-        "10.0.0.2/a.log": "2026-11-29 13:03:10,000 ERROR OSError: [Errno 28] No space left on device\n",
-        "10.0.0.3/b.log": f"2026-11-29 13:03:20,000 ERROR {OOM}\n",
+        "192.0.2.2/a.log": "2026-11-29 13:03:10,000 ERROR OSError: [Errno 28] No space left on device\n",
+        "192.0.2.3/b.log": f"2026-11-29 13:03:20,000 ERROR {OOM}\n",
     }
     assert look(files).rule == "os.no-space"
-    card = look(files, {"10.0.0.3": Clock(ahead=30.0)})
+    card = look(files, {"192.0.2.3": Clock(ahead=30.0)})
     assert (card.rule, card.when) == ("musa.out-of-memory", "2026-11-29 13:02:50.000 UTC")
-    assert card.notes == ("times of 10.0.0.3 corrected by -30.000 s",)
+    assert card.notes == ("times of 192.0.2.3 corrected by -30.000 s",)
     assert "the next, os.no-space, came 20.0 s later" in card.why
     assert [one.rule for one in card.others] == ["os.no-space"]
 
 
 def test_zones_decide_who_was_first(look: Triage) -> None:
     files = {
-        "10.0.0.2/a.log": "2026-11-29T13:03:10Z ERROR OSError: [Errno 28] No space left on device\n",
-        "10.0.0.3/b.log": f"2026-11-29T21:03:05+08:00 ERROR {OOM}\n",
+        "192.0.2.2/a.log": "2026-11-29T13:03:10Z ERROR OSError: [Errno 28] No space left on device\n",
+        "192.0.2.3/b.log": f"2026-11-29T21:03:05+08:00 ERROR {OOM}\n",
     }
     assert look(files).rule == "musa.out-of-memory"
-    naive = {**files, "10.0.0.3/b.log": f"2026-11-29 21:03:05 ERROR {OOM}\n"}
+    naive = {**files, "192.0.2.3/b.log": f"2026-11-29 21:03:05 ERROR {OOM}\n"}
     assert look(naive).rule == "os.no-space"
-    assert look(naive, {"10.0.0.3": Clock(zone=28800)}).rule == "musa.out-of-memory"
+    assert look(naive, {"192.0.2.3": Clock(zone=28800)}).rule == "musa.out-of-memory"
 
 
 def test_consequences_before_the_cause_in_the_file(look: Triage) -> None:
     card = look({"driver.log": (
         "2026-11-29 13:03:09,000 ERROR ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
-        "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.2]:3456\n"
-        f"(WorkerDict pid=12, ip=10.0.0.4) 2026-11-29 13:03:01,000 ERROR {OOM}\n"
+        "RuntimeError: [pair.cc:534] Connection closed by peer [192.0.2.2]:3456\n"
+        f"(WorkerDict pid=12, ip=192.0.2.4) 2026-11-29 13:03:01,000 ERROR {OOM}\n"
     )})  # fmt: skip
     assert card.rule == "musa.out-of-memory"
-    assert (card.where.host, card.where.process, card.where.pid) == ("10.0.0.4", "WorkerDict", "12")
+    assert (card.where.host, card.where.process, card.where.pid) == ("192.0.2.4", "WorkerDict", "12")
     assert {one.rule for one in card.consequences} == {"ray.actor-died", "mccl.peer-closed"}
 
 
@@ -171,7 +171,7 @@ ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this
 
 
 def test_tracebacks_of_several_workers_between_each_other(look: Triage) -> None:
-    mine, other = "(A pid=1, ip=10.0.0.1) ", "(B pid=2, ip=10.0.0.2) "
+    mine, other = "(A pid=1, ip=192.0.2.1) ", "(B pid=2, ip=192.0.2.2) "
     card = look({"driver.log": "\n".join([
         mine + "Traceback (most recent call last):",
         other + "Traceback (most recent call last):",
@@ -183,7 +183,7 @@ def test_tracebacks_of_several_workers_between_each_other(look: Triage) -> None:
         other + "ModuleNotFoundError: No module named 'mbridge'",
         mine + "ray.exceptions.OwnerDiedError: Failed to retrieve object",
     ])})  # fmt: skip
-    assert (card.rule, card.where.host, card.where.process) == ("python.module-missing", "10.0.0.2", "B")
+    assert (card.rule, card.where.host, card.where.process) == ("python.module-missing", "192.0.2.2", "B")
     assert [one.rule for one in card.consequences] == ["ray.object-lost"]
 
 
@@ -264,6 +264,21 @@ def test_a_killed_process_on_another_host_explains_the_dead_actor(look: Triage) 
     )
 
 
+def test_what_belongs_to_a_crash_is_shown(look: Triage) -> None:
+    card = look(
+        {
+            "x.log": 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n  File "/x.py", line 3 in f\n'
+        }
+    )
+    assert [one.line for one in card.evidence] == [1, 3, 4]
+    card = look(
+        {
+            "x.log": "(A pid=1) terminate called after throwing an instance of 'std::bad_alloc'\n(A pid=1)   what():  std::bad_alloc\n"
+        }
+    )
+    assert [one.text.strip() for one in card.evidence][-1] == "what():  std::bad_alloc"
+
+
 def test_a_rank_is_named(look: Triage) -> None:
     card = look({"x.log": f"[rank5]: {OOM}\n"})
     assert card.where.rank == "5"
@@ -294,17 +309,17 @@ def test_a_file_without_any_time_has_that_of_its_last_change(look: Triage, tmp_p
 
 def test_answers_of_ray_s_api(look: Triage) -> None:
     nodes = [
-        {"node_id": "a1", "node_ip": "10.0.0.2", "state": "ALIVE", "state_message": None, "end_time_ms": 0},
+        {"node_id": "a1", "node_ip": "192.0.2.2", "state": "ALIVE", "state_message": None, "end_time_ms": 0},
         {
             "node_id": "b2",
-            "node_ip": "10.0.0.3",
+            "node_ip": "192.0.2.3",
             "state": "DEAD",
             "state_message": "health check failed",
             "end_time_ms": 1795957292490,
         },
         {
             "node_id": "c3",
-            "node_ip": "10.0.0.4",
+            "node_ip": "192.0.2.4",
             "state": "DEAD",
             "state_message": "Expected termination: received SIGTERM",
             "end_time_ms": 1,
@@ -313,7 +328,7 @@ def test_answers_of_ray_s_api(look: Triage) -> None:
     card = look({"nodes.json": json.dumps({"data": {"result": {"result": nodes}}}, indent=1)})
     assert (card.rule, card.where.host, card.when) == (
         "ray.node-dead",
-        "10.0.0.3",
+        "192.0.2.3",
         "2026-11-29 13:01:32.490 UTC",
     )
     assert card.evidence[0].line > 10
@@ -341,10 +356,20 @@ def test_an_actor_that_ended_as_it_should_is_no_failure(look: Triage) -> None:
     ]
     assert look({"actors.json": json.dumps(actors)}).verdict is Verdict.CLEAN
     actors[0]["death_cause"] = {
-        "c": {"error_message": "Worker unexpectedly exits", "node_ip_address": "10.0.0.7"}
+        "c": {"error_message": "Worker unexpectedly exits", "node_ip_address": "192.0.2.7"}
     }
     card = look({"actors.json": json.dumps(actors)})
-    assert (card.rule, card.where.host, card.where.pid) == ("ray.actor-died", "10.0.0.7", "3")
+    assert (card.rule, card.where.host, card.where.pid) == ("ray.actor-died", "192.0.2.7", "3")
+
+
+def test_checks_that_failed(look: Triage) -> None:
+    checks = [
+        {"check": "gate.mask", "status": "OK", "evidence": "fine"},
+        {"check": "gate.rollout", "status": "FAIL", "evidence": "probabilities differ by 0.3"},
+    ]
+    card = look({"gate.json": json.dumps({"schema": 1, "checks": checks, "figures": {}}, indent=1)})
+    assert (card.rule, card.evidence[0].line) == ("verl.gate-failed", 10)
+    assert card.what.endswith("gate.rollout FAIL: probabilities differ by 0.3")
 
 
 def test_json_of_another_form_is_read_as_text(look: Triage) -> None:
@@ -409,13 +434,24 @@ def test_reading_stops_in_time_and_says_so(run: Path) -> None:
     assert any("for lack of time" in note for note in card.notes)
 
 
-def test_of_one_moment_the_rule_that_says_more(look: Triage) -> None:
-    card = look({
-        "a.log": "2026-11-29 13:03:05,000 ERROR RuntimeError: MUSA error: invalid device function\n",
-        "b.log": f"2026-11-29 13:03:06,000 ERROR {OOM}\n",
-    })  # fmt: skip
-    assert card.rule == "musa.out-of-memory"
+def test_of_one_moment_on_two_hosts_the_rule_that_says_more(look: Triage) -> None:
+    files = {
+        "node1/a.log": "2026-11-29 13:03:05,000 ERROR RuntimeError: MUSA error: invalid device function\n",
+        "node2/b.log": f"2026-11-29 13:03:06,000 ERROR {OOM}\n",
+    }
+    card = look(files)
+    assert (card.rule, card.where.host) == ("musa.out-of-memory", "node2")
     assert [one.rule for one in card.others] == ["musa.error"]
+    later = {**files, "node2/b.log": f"2026-11-29 13:03:08,000 ERROR {OOM}\n"}
+    assert look(later).rule == "musa.error"
+
+
+def test_on_one_host_the_earlier_one_whatever_the_rule(look: Triage) -> None:
+    card = look({
+        "node1/a.log": "2026-11-29 13:03:05,000 ERROR RuntimeError: MUSA error: invalid device function\n",
+        "node1/b.log": f"2026-11-29 13:03:05,200 ERROR {OOM}\n",
+    })  # fmt: skip
+    assert card.rule == "musa.error"
 
 
 def test_lines_that_were_taken_out_of_a_file_keep_their_time() -> None:

@@ -17,6 +17,7 @@ CASES = next(
     ),
     Path("/nowhere"),
 )
+# verl-musa: ignore[net.address] the addresses of the containers that the cases are from
 RIGHT = {
     "api_jobs_after_midjob_kill.json": ("ray.actor-unavailable", ""),
     "api_nodes_after_kill.json": ("ray.node-dead", "10.202.0.13"),
@@ -30,7 +31,10 @@ RIGHT = {
     "fault_dashboard_dead_head_ok/ray_status.txt": ("", ""),
     "head_started_twice.txt": ("ray.already-running", ""),
     "job_exit_code_nonzero.txt": ("ray.job-failed", ""),
-    "job_nonexistent_path_one_node.txt": ("python.file-not-found", "10.202.0.14"),
+    "job_nonexistent_path_one_node.txt": (
+        "python.file-not-found",
+        "10.202.0.14",
+    ),
     "job_one_way_firewall.txt": ("ray.resources-missing", ""),
     "job_too_many_gpus.txt": ("ray.placement-not-ready", ""),
     "job_worker_node_killed_midjob.txt": ("ray.actor-unavailable", ""),

@@ -8,15 +8,19 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
-from verl_musa.diagnose.triage import triage_paths
+from verl_musa.diagnose.triage import triage_paths, triage_run
 from verl_musa.diagnose.triage_card import Card, Verdict, card_lines, markdown, render
 from verl_musa.diagnose.triage_read import BLOCK, LONGEST_LINE, blocks
+from verl_musa.diagnose.triage_sources import RunFacts
 from verl_musa.errors import RunError
 
 OOM = b"torch.OutOfMemoryError: MUSA out of memory. Tried to allocate 2.00 GiB"
@@ -138,6 +142,14 @@ def test_nothing_is_followed_out_of_a_folder(tmp_path: Path) -> None:
     assert (card.verdict, card.files) == (Verdict.CLEAN, 0)
 
 
+def test_a_run_whose_logs_are_elsewhere_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "x.log").write_bytes(OOM)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "logs").symlink_to(tmp_path / "outside")
+    assert triage_run(RunFacts(tmp_path / "run", "r", "h", "running")).files == 0
+
+
 def test_a_pipe_by_name_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.log")
     assert triage_paths([tmp_path / "pipe.log"]).notes == ("pipe.log: not a plain file",)
@@ -171,3 +183,41 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     )
     assert log.stat().st_size > 40_000_000
     assert int(done.stdout) < 24 * 1024  # KiB
+
+
+PIECES = [
+    "an ordinary line",
+    "",
+    "2026-11-29 13:03:05,000 INFO step 1",
+    "Traceback (most recent call last):",
+    '  File "/x.py", line 3, in f',
+    "    g(x)",
+    "ValueError: odd",
+    "(A pid=1, ip=h1) Traceback (most recent call last):",
+    '(A pid=1, ip=h1)   File "/y.py", line 9, in g',
+    "(A pid=1, ip=h1) OSError: [Errno 28] No space left on device",
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+    "ray.exceptions.RayTaskError(OSError): ray::W.f() (pid=7, ip=h2, actor_id=1)",
+    "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+    "2026-11-29 13:03:04,000 ERROR x.py:1 -- something failed",
+    "Fatal Python error: Segmentation fault",
+    "Get timed out: some object(s) not ready.",
+    "Using address 192.0.2.1:6379 set in the environment variable RAY_ADDRESS",
+    "Job submission server address: http://192.0.2.2:8265",
+]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=40))
+def test_evidence_stands_where_the_card_says(lines: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "x.log")
+        log.write_text("\n".join(lines))
+        card = triage_paths([log])
+    assert (card.verdict is Verdict.CLEAN) == (not card.evidence)
+    for one in card.evidence:
+        assert lines[one.line - 1].endswith(one.text.partition("\n")[0])
+    assert [one.line for one in card.evidence if one.file != "x.log"] == []
+    fatal = any("No space left" in line or "Fatal" in line for line in lines)
+    assert not (fatal and card.verdict is Verdict.CLEAN)

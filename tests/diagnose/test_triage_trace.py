@@ -28,11 +28,11 @@ REMOTE = """\
 Traceback (most recent call last):
   File "/driver.py", line 1, in <module>
     ray.get(x)
-ray.exceptions.RayTaskError(OSError): ray::Outer.run() (pid=11, ip=10.0.0.1, actor_id=1, repr=<x>)
+ray.exceptions.RayTaskError(OSError): ray::Outer.run() (pid=11, ip=192.0.2.1, actor_id=1, repr=<x>)
            ^^^^^^^^
   File "/outer.py", line 2, in run
     ray.get(y)
-ray.exceptions.RayTaskError(OSError): ray::create.<locals>.Inner.read() (pid=22, ip=10.0.0.2, actor_id=2, repr=<y>)
+ray.exceptions.RayTaskError(OSError): ray::create.<locals>.Inner.read() (pid=22, ip=192.0.2.2, actor_id=2, repr=<y>)
   File "/inner.py", line 3, in read
     open(path)
 OSError: [Errno 5] Input/output error: '/data/x'"""
@@ -62,15 +62,15 @@ def test_tasks_inside_tasks_lead_to_the_innermost_process() -> None:
     trace, _ = read(REMOTE)
     cause, *wrappers = trace.from_cause()
     assert cause.text == "OSError: [Errno 5] Input/output error: '/data/x'"
-    assert (cause.who.host, cause.who.pid, cause.who.process) == ("10.0.0.2", "22", "Inner.read")
+    assert (cause.who.host, cause.who.pid, cause.who.process) == ("192.0.2.2", "22", "Inner.read")
     assert [one.wrapper for one in wrappers] == [True, True]
 
 
 def test_an_unhandled_task_error_needs_no_header() -> None:
-    text = 'Unhandled error (suppress with X): ray::W.f() (pid=7, ip=10.0.0.9, repr=<w>)\n  File "/w.py", line 3, in f\n    assert a < b\nAssertionError'
+    text = 'Unhandled error (suppress with X): ray::W.f() (pid=7, ip=192.0.2.9, repr=<w>)\n  File "/w.py", line 3, in f\n    assert a < b\nAssertionError'
     trace, _ = read(text)
     (cause,) = trace.from_cause()
-    assert cause.who.host == "10.0.0.9"
+    assert cause.who.host == "192.0.2.9"
     assert "assert a < b" in cause.searched
 
 
@@ -95,10 +95,10 @@ def test_others_do_not_keep_it_open_for_ever() -> None:
 def test_a_message_of_several_lines_is_kept_whole() -> None:
     trace, _ = read(
         'Traceback (most recent call last):\n  File "/x.py", line 1, in f\n    raise E\nRuntimeError: Version mismatch:\n    Ray: 2.58.0\n'
-        "This process on node 10.0.0.3 was started with:\n    Ray: 2.57.0"
+        "This process on node 192.0.2.3 was started with:\n    Ray: 2.57.0"
     )
     assert trace.chain[0].text.split("\n") == [
-        "RuntimeError: Version mismatch:", "    Ray: 2.58.0", "This process on node 10.0.0.3 was started with:", "    Ray: 2.57.0",
+        "RuntimeError: Version mismatch:", "    Ray: 2.58.0", "This process on node 192.0.2.3 was started with:", "    Ray: 2.57.0",
     ]  # fmt: skip
 
 

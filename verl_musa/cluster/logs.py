@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections import deque
@@ -27,7 +28,8 @@ def keep_logs(session_logs: Path, into: Path) -> list[str]:
     """Copy Ray's session logs, so that they outlive its temporary folder.
 
     Only plain files are copied (no sockets, no links); of a file above ``LARGEST_FILE`` bytes the end is kept, and
-    nothing more once ``LARGEST_FOLDER`` bytes are copied. Empty files are left out.
+    nothing more once ``LARGEST_FOLDER`` bytes are copied. Empty files are left out. The time of the last writing is kept:
+    a worker's log often has no other.
 
     Returns:
         The names of the files that were cut or left out.
@@ -49,4 +51,6 @@ def keep_logs(session_logs: Path, into: Path) -> list[str]:
                 shortened.append(name)
             shutil.copyfileobj(source, copy)
             room -= copy.tell()
+        when = path.stat()
+        os.utime(target, ns=(when.st_atime_ns, when.st_mtime_ns))
     return shortened

@@ -87,9 +87,10 @@ def _correct(found: Sequence[Found], clocks: Mapping[str, Clock], run: RunFacts 
     for index, one in enumerate(found):
         for event in one.events:
             event.source = index
-            clock = clocks.get(one.source.who.host) or clocks.get(event.who.host) or Clock()
+            event.clock = one.source.who.host or event.who.host
+            clock = clocks.get(event.clock) or Clock()
             if clock.ahead:
-                corrected[one.source.who.host or event.who.host] = clock
+                corrected[event.clock] = clock
             stamp = event.stamp
             if stamp is None:
                 event.when, event.about = one.source.written, True
@@ -119,13 +120,16 @@ def _zone_of_run(found: Sequence[Found], run: RunFacts | None) -> int:
 
     Outside of a run, that of this machine: a log that is read where it was written is the usual case.
     """
+    if run is None:
+        return _zone_here(found)
+    started = run.started
+    if started is None:
+        return 0
     firsts = [
         one.first.seconds for one in found if one.first and one.first.zone is None and one.source.attempt
     ]
-    if run is None or run.started is None or not firsts:
-        return 0 if run is not None else _zone_here(found)
-    zone = round((min(firsts) - run.started) / QUARTER_HOUR) * QUARTER_HOUR
-    return zone if abs(zone) <= LARGEST_ZONE else 0
+    near = [first for first in firsts if abs(first - started) <= LARGEST_ZONE]
+    return round((min(near) - started) / QUARTER_HOUR) * QUARTER_HOUR if near else 0
 
 
 def _zone_here(found: Sequence[Found]) -> int:
@@ -161,20 +165,16 @@ def _decide(events: list[Event], run: RunFacts | None) -> Card:
 
 
 def _first(events: Sequence[Event]) -> Event:
-    """The earliest; of those that are no later than clocks can tell, the one whose rule says most."""
+    """The earliest. Where other hosts have something that is no later than clocks can tell, the one whose rule says most."""
     earliest = events[0]
     if earliest.when is None:
         return earliest
     end = earliest.when + SAME_MOMENT_S
-    sources: dict[int, Event] = {}
-    for event in events:
+    hosts = {earliest.clock: earliest}
+    for event in events[1:]:
         if event.when is not None and event.when <= end:
-            known = sources.get(event.source)
-            if known is None or event.line < known.line:
-                sources[event.source] = event
-    return max(
-        sources.values(), key=lambda event: (event.rule.priority if event.rule else 0, -(event.when or 0))
-    )
+            hosts.setdefault(event.clock, event)
+    return max(hosts.values(), key=lambda event: event.rule.priority if event.rule else 0)
 
 
 def _before(strong: Sequence[Event], consequences: Sequence[Event]) -> bool:

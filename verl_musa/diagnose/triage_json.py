@@ -13,7 +13,7 @@ from verl_musa.diagnose.triage_read import Readable, UnreadableError, open_log
 from verl_musa.diagnose.triage_sources import RunFacts, Source
 from verl_musa.diagnose.triage_text import Stamp, Who
 
-LARGEST = 16 << 20
+LARGEST = 4 << 20
 MOST_LINES = 2000
 
 Told = tuple[str, float | None, str]
@@ -99,7 +99,7 @@ def _kind(entry: dict[str, Any]) -> str:
         return "job"
     if "run_id" in entry and "attempts" in entry:
         return "run"
-    if "checks" in entry and "counts" in entry:
+    if isinstance(entry.get("checks"), list) and {"counts", "figures"} & set(entry):
         return "checks"
     return ""
 

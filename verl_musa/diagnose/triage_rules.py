@@ -51,6 +51,7 @@ class Rule(_Part):
         what: one sentence; ``{name}`` stands for a named group.
         fix: what to do.
         links: where to read on.
+        following: how many lines after it belong to the evidence, such as the ``what():`` of an abort.
         priority: which rule has a line that several match; the higher one.
         examples: pieces of logs that this rule alone explains.
     """
@@ -64,6 +65,7 @@ class Rule(_Part):
     what: str = Field(min_length=10)
     fix: str = ""
     links: tuple[str, ...] = ()
+    following: int = Field(default=0, ge=0, le=12)
     priority: int = Field(default=50, ge=1, le=99)
     examples: tuple[str, ...] = Field(min_length=1)
     layer: str = ""

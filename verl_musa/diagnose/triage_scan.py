@@ -44,10 +44,10 @@ _ABNORMAL = (
     HEADER, "Error", "Exception", "ERROR", "CRITICAL", "FATAL", "Fatal", "terminate called", "Segmentation fault", "core dumped",
     "Killed", "Aborted", ":actor_name:", "ray::",
 )  # fmt: skip
-_ABNORMAL_PATTERNS = (r" [EF] \d+ \d+\]", r"^\[?[EF]\d{4} \d\d:", r"\bERR\b")
+_ABNORMAL_PATTERNS = (r" [CEF] \d+ \d+\]", r"^\[?[EF]\d{4} \d\d:", r"\bERR\b")
 _LEVEL = re.compile(r"(?<![\w.])(CRITICAL|FATAL|ERROR|ERR)\b(?![\w.=])")
 _LEVEL_WITHIN = 100
-_CPP_LEVEL = re.compile(r"^\[[^\]\n]{10,40} ([EF]) \d+ \d+\]|^\[?([EF])\d{4} \d\d:")
+_CPP_LEVEL = re.compile(r"^\[[^\]\n]{10,40} ([CEF]) \d+ \d+\]|^\[?([EF])\d{4} \d\d:")
 _CPP_INFO = re.compile(r"^\[[^\]\n]{10,40} I \d+ \d+\]")
 _CRASH = re.compile(
     r"terminate called after|Fatal Python error|Segmentation fault|core dumped|^(?:.{0,80}\s)?Killed\s*$|^Aborted\s*$"
@@ -79,6 +79,9 @@ class Event:
 
     carried: bool = False
     """Whether ``stamp`` is that of a line before."""
+
+    clock: str = ""
+    """The host by whose clock ``stamp`` was written, as far as is known."""
 
     when: float | None = None
     """In UTC, by the head's clock; the latest that it can be, where the line itself has no time."""
@@ -178,6 +181,7 @@ class Scan:
         self._seen: dict[str, _Anchor] = {}  # pattern of `also` or `unless` -> where it was first
         self._compound: dict[str, list[Event]] = {}
         self._undated: list[Event] = []
+        self._unfinished: Event | None = None  # its evidence goes on in the next lines
 
     def run(self) -> Found:
         """Read it to its end, or to where that stops being possible."""
@@ -226,12 +230,26 @@ class Scan:
             low = max(start, middle - WINDOW)
             head = None if low == start else shown(data[start : start + STAMP_WITHIN])
             self._line(line, shown(data[low : min(end, middle + WINDOW)], 2 * WINDOW), head)
+            if self._unfinished is not None:
+                self._following(data, end + 1, line + 1)
             # The rest of a line longer than the window is searched too, for there may be another hit in it.
             position = (
                 min(end + 1, middle + WINDOW) if not self._traces and end > middle + WINDOW else end + 1
             )
             line += 1 if position == end + 1 else 0
         self._look_back(data, max(checked, len(data) - LOOK_BACK), len(data))
+
+    def _following(self, data: bytes, start: int, number: int) -> None:
+        """Add the lines after one to its evidence."""
+        event, self._unfinished = self._unfinished, None
+        if event is None or event.rule is None:
+            return
+        lines = data[start : start + LOOK_BACK].split(b"\n", event.rule.following)[: event.rule.following]
+        for raw in lines:
+            if raw.strip():
+                text = split_prefixes(shown(raw)).text
+                event.evidence.append(Evidence(self.found.source.name, number, text))
+            number += 1
 
     def _first_stamp(self, data: bytes) -> None:
         for raw in data[:LOOK_BACK].split(b"\n", FIRST_STAMP_LINES)[:FIRST_STAMP_LINES]:
@@ -384,6 +402,8 @@ class Scan:
         event = self._event(rule, spot, groups)
         event.chain, event.strong, event.count = names or [], strong, count
         self._events[key] = event
+        if rule is not None and rule.following and not names:
+            self._unfinished = event
 
     def _finish(self) -> Found:
         for trace in self._traces.values():

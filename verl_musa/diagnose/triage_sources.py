@@ -33,6 +33,7 @@ _WORKER = re.compile(r"^(?:worker-[0-9a-f]+-[0-9a-f]+-|python-core-(?:worker|dri
 _NAMED = {
     "raylet": "raylet",
     "gcs_server": "gcs_server",
+    "dashboard_agent": "dashboard agent",
     "dashboard": "dashboard",
     "job-driver": "job driver",
     "log_monitor": "log_monitor",
@@ -150,8 +151,9 @@ def sources_of_paths(paths: Iterable[Path]) -> list[Source]:
 def sources_of_run(run: RunFacts) -> list[Source]:
     """The logs of a run's last attempt."""
     base = run.path.resolve()
+    logs = base / "logs"
     found = []
-    for file in _walk(base / "logs"):
+    for file in () if logs.is_symlink() else _walk(logs):
         source = _source(file, base, "")
         if source.attempt not in {None, run.attempt}:
             continue

@@ -8,13 +8,11 @@ import time
 from dataclasses import dataclass, replace
 
 LONGEST_SHOWN = 600
+REPLACED = "\ufffd"
+"""What stands for a character that a terminal would obey, or that hides text or turns its direction."""
 
 # Each repeats one character class that its own start is not in, so that no input makes it slow.
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\^_])")
-# Control characters, and those that hide text or turn its direction.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
 _RAY = re.compile(r"^\((?P<name>[^()\n]{1,160}?)(?: pid=(?P<pid>\d{1,9}))?(?:, ip=(?P<ip>[\w.:]{1,64}))?\) ?")
 _RAY_NAMES = ("raylet", "autoscaler", "gcs_server", "scheduler")
 _RANK = re.compile(r"^\[(?:rank|default)(\d{1,6})\]:? ?")
@@ -83,9 +81,10 @@ def shown(raw: bytes | str, longest: int = LONGEST_SHOWN) -> str:
     if isinstance(raw, str):
         raw = raw.encode("utf-8", "replace")
     cut = raw[: longest * 8]
-    text = (ESCAPES.sub(b"", cut) if b"\x1b" in cut else cut).rstrip(b"\r\n").decode("utf-8", "replace")
+    plain = ESCAPES.sub(b"", cut) if b"\x1b" in cut else cut
+    text = plain.rstrip(b"\r\n").decode("utf-8", "replace").replace("\t", " ")
     if not text.isprintable():
-        text = _UNSAFE.sub("\ufffd", text.replace("\t", " "))
+        text = "".join(char if char.isprintable() else REPLACED for char in text)
     return text if len(text) <= longest and len(cut) == len(raw) else text[:longest] + "…"
 
 

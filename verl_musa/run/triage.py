@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_musa.diagnose.triage_card import Card
 from verl_musa.errors import RunError, VerlMusaError
@@ -16,22 +16,19 @@ from verl_musa.run.directory import RunDirectory
 from verl_musa.run.record import RunRecord, load_record
 
 if TYPE_CHECKING:
-    from verl_musa.diagnose.triage_sources import RunFacts
+    from verl_musa.diagnose.triage_sources import Clock, RunFacts
 
 SECONDS = 60.0
 """Longest that a run which failed waits for its triage."""
 
 
 def triage_run(run: RunDirectory, record: RunRecord, *, seconds: float | None = None) -> Card:
-    """Triage the last attempt of a run.
-
-    Raises:
-        RunError: the clocks that the run recorded cannot be read.
-    """
+    """Triage the last attempt of a run."""
     from verl_musa.diagnose import triage
     from verl_musa.diagnose.triage_sources import RunFacts
 
     attempt = record.attempt
+    clocks, notes = _clocks(run.clocks)
     facts = RunFacts(
         path=run.path,
         run_id=record.run_id,
@@ -41,9 +38,10 @@ def triage_run(run: RunDirectory, record: RunRecord, *, seconds: float | None = 
         started=_seconds(attempt.started_at),
         ended=_seconds(attempt.ended_at),
         attempt=attempt.number,
-        clocks=_clocks(run.clocks),
+        clocks=clocks,
     )
-    return triage.triage_run(facts, seconds=seconds)
+    card = triage.triage_run(facts, seconds=seconds)
+    return replace(card, notes=(*card.notes, *notes))
 
 
 def triage_named(run: RunDirectory) -> Card:
@@ -95,19 +93,19 @@ def _seconds(text: str | None) -> float | None:
     return datetime.fromisoformat(text).timestamp() if text else None
 
 
-def _clocks(path: Path) -> dict[str, Any]:
+def _clocks(path: Path) -> tuple[dict[str, Clock], list[str]]:
+    """The clocks that the run recorded, and a note where they cannot be read."""
     from verl_musa.diagnose.triage_sources import clocks_of
+    from verl_musa.diagnose.triage_text import shown
 
-    if not path.is_file():
-        return {}
+    if path.is_symlink() or not path.is_file():
+        return {}, []
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(
-            "the clocks of the run's hosts cannot be read",
-            where=str(path),
-            found=str(error),
-            expected='{"schema": 1, "hosts": {"HOST": {"ahead_s": 1.5}}}',
-            fix="remove the file; without it the clocks are taken for equal",
-        ) from error
-    return clocks_of(value.get("hosts") if isinstance(value, dict) else value, str(path))
+        return clocks_of(value["hosts"], path.name), []
+    except (RunError, OSError, ValueError, KeyError, TypeError) as error:
+        return {}, [
+            shown(
+                f"{path.name} cannot be read, so the clocks are taken for equal: {error}".partition("\n")[0]
+            )
+        ]
