@@ -1,12 +1,14 @@
 """A base with torch and a simulated torch_musa in its own Python, in the place of the vendor's: for builds of images/musa without it.
 
-It is the vendor stage of images/sim, so that the musa Dockerfile runs over what the simulated image is laid over.
+It is the vendor stage of images/sim with torchvision, which a vendor brings too: the musa Dockerfile then runs over what the
+simulated image is laid over.
 
     python ci/standin.py TAG [CACHE]     # in an environment with verl-musa; uses the engine at hand
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +18,11 @@ from verl_musa.image.build import build_facts, default_cache, write_context
 from verl_musa.image.engine import find_engine
 from verl_musa.image.pins import load_pins
 from verl_musa.image.wheels import check_locks, fetch
+
+SECOND = """FROM {below}
+COPY {wheel} /wheel.zip
+RUN python3 -m zipfile -e /wheel.zip /usr/local/lib/python3.11/dist-packages && rm /wheel.zip
+"""
 
 
 def main(tag: str, cache: Path) -> None:
@@ -27,12 +34,21 @@ def main(tag: str, cache: Path) -> None:
         pins, engine, given=None, registry=None, cache=cache / "bases", log=log, progress=print
     )
     wheels = fetch(pins, locks, cache / "wheels", log, print)
+    wheel = next(file for file in wheels["rollout"] if file.name.startswith("torchvision-"))
     with tempfile.TemporaryDirectory(prefix="context-", dir=cache) as folder:
-        write_context(Path(folder), pins, locks, wheels, build_facts(pins, base, locks, engine))
-        arguments = ["--target", "vendor", "--tag", tag, "--build-arg", f"BASE={base.runtime}"]
+        context, second = Path(folder, "vendor"), Path(folder, "torchvision")
+        for made in (context, second):
+            made.mkdir()
+        write_context(context, pins, locks, wheels, build_facts(pins, base, locks, engine))
+        arguments = ["--build-arg", f"BASE={base.runtime}", "--build-arg", f"BUILD_BASE={base.build}"]
         engine.build(
-            Path(folder), [*arguments, "--build-arg", f"BUILD_BASE={base.build}"], log, lambda _: None
+            context, ["--target", "vendor", "--tag", f"{tag}-vendor", *arguments], log, lambda _: None
         )
+        (second / "Dockerfile").write_text(
+            SECOND.format(below=f"{tag}-vendor", wheel=wheel.name), encoding="utf-8"
+        )
+        shutil.copyfile(wheel, second / wheel.name)
+        engine.build(second, ["--tag", tag], log, lambda _: None)
     print(engine.image_id(tag))
 
 
