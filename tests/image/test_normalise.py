@@ -30,7 +30,7 @@ def layer(entries: Entries, mtime: int) -> bytes:
                 entry.type, entry.linkname = tarfile.LNKTYPE, content[2:].decode()
             else:
                 entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content) if entry.isreg() else None)
+            tar.addfile(entry, io.BytesIO(content or b"") if entry.isreg() else None)
     return out.getvalue()
 
 

@@ -110,7 +110,11 @@ def test_one_changed_byte_of_a_patched_module_is_refused_by_name(
     assert made.returncode == 0, made.stderr
     verified = engine.image("verify", "verl-musa-sim:changed", "--json")
     assert verified.returncode == 2
-    failed = {check["check"]: check["where"] for check in json.loads(verified.stdout)["checks"] if check["status"] == "FAIL"}
+    failed = {
+        check["check"]: check["where"]
+        for check in json.loads(verified.stdout)["checks"]
+        if check["status"] == "FAIL"
+    }
     assert failed["image.filesystem"] == PATCHED.lstrip("/")
     assert failed["image.packages"] == PATCHED
     run = engine.call("docker", "run", "--rm", "--network", "none", "-v", f"{ROOT / 'recipes'}:/work/recipes:ro",
