@@ -75,6 +75,11 @@ def test_the_musa_image_is_not_built_over_an_unknown_base(
     assert "the base of image musa has no digest" in capsys.readouterr().err
 
 
+def test_an_unknown_user_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["image", "build", "sim", "--run-as", "nobody-here"]) == 2
+    assert "expected:  root or verl" in capsys.readouterr().err
+
+
 def test_an_unknown_image_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["image", "build", "cuda"]) == 2
     assert "no image 'cuda'" in capsys.readouterr().err
