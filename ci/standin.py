@@ -1,7 +1,7 @@
 """A base with torch and a simulated torch_musa in its own Python, in the place of the vendor's: for builds of images/musa without it.
 
-It is the vendor stage of images/sim with torchvision, which a vendor brings too: the musa Dockerfile then runs over what the
-simulated image is laid over.
+It is the vendor stage of images/sim with torchvision and kernels (the stub's), which a vendor brings too: the musa Dockerfile then
+runs over what the simulated image is laid over.
 
     python ci/standin.py TAG [CACHE]     # in an environment with verl-musa; uses the engine at hand
 """
@@ -22,6 +22,7 @@ from verl_musa.image.wheels import check_locks, fetch
 SECOND = """FROM {below}
 COPY {wheel} /wheel.zip
 RUN python3 -m zipfile -e /wheel.zip /usr/local/lib/python3.11/dist-packages && rm /wheel.zip
+COPY kernels /usr/local/lib/python3.11/dist-packages
 """
 
 
@@ -48,6 +49,8 @@ def main(tag: str, cache: Path) -> None:
             SECOND.format(below=f"{tag}-vendor", wheel=wheel.name), encoding="utf-8"
         )
         shutil.copyfile(wheel, second / wheel.name)
+        kernels = pins.folder.parents[1] / "ci" / "sgl_kernel_stub" / "src"
+        shutil.copytree(kernels, second / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
         engine.build(second, ["--tag", tag], log, lambda _: None)
     print(engine.image_id(tag))
 

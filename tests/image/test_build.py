@@ -49,7 +49,11 @@ def test_the_engine_sees_of_the_checkout_what_is_installed_and_no_more(tmp_path:
 def test_every_layer_has_its_lock_in_order(tmp_path: Path) -> None:
     target, _ = context(tmp_path, "sim")
     locks = target / "locks"
-    assert [path.name for path in sorted((locks / "main").iterdir())] == ["02-train.txt", "03-rollout.txt"]
+    assert [path.name for path in sorted((locks / "main").iterdir())] == [
+        "02-train.txt",
+        "03-rollout.txt",
+        "04-image.txt",
+    ]
     assert [path.name for path in (locks / "aside").iterdir()] == ["megatron.txt"]
     assert (locks / "tools.txt").read_text() == f"{LOCKED.text}\n"
     assert {path.parent.name for path in target.glob("wheels/*/*.whl")} == {"tools", "vendor", "layers"}

@@ -117,6 +117,8 @@ def test_one_changed_byte_of_a_patched_module_is_refused_by_name(
     }
     assert failed["image.filesystem"] == PATCHED.lstrip("/")
     assert failed["image.packages"] == PATCHED
+    compared = engine.image("diff", built["reference"], "verl-musa-sim:changed", "--json")
+    assert json.loads(compared.stdout)["files"] == [f"{PATCHED.lstrip('/')} (changed)"]
     run = engine.call("docker", "run", "--rm", "--network", "none", "-v", f"{ROOT / 'recipes'}:/work/recipes:ro",
                       "verl-musa-sim:changed", "verl-musa", "run", "qwen3-tiny-dense", "--dry-run")  # fmt: skip
     assert run.returncode == 2

@@ -247,9 +247,10 @@ def _check_imports(_: Subject) -> Finding:
                 absent.append(name)
                 continue
             version = "simulated"
-        done = _python(
-            ["-c", f"import {module}"], {"PYTHONPATH": os.pathsep.join(map(str, extras.folders(needed)))}
-        )
+        variables = {"PYTHONPATH": os.pathsep.join(map(str, extras.folders(needed)))}
+        if _simulated():
+            variables["SGLANG_USE_CPU_ENGINE"] = "1"  # as runs on the simulated device have it
+        done = _python(["-c", f"import {module}"], variables)
         if done.returncode == 0:
             good.append(f"{name} {version}")
         else:
