@@ -17,6 +17,7 @@ from verl_musa.image import current
 from verl_musa.image import lock as locks
 from verl_musa.image.environment import Distribution, Environment
 from verl_musa.image.lock import check_lock, make_entry, parse_unlocked, require, write_entry
+from verl_musa.patching import load_series
 from verl_musa.recipe import Resolved, Site, load_recipe, resolve
 from verl_musa.run import RunOptions, prepare
 from verl_musa.run.record import load_record
@@ -74,7 +75,7 @@ def other_image(place: Place, _: pytest.MonkeyPatch) -> None:
 
 
 def other_patches(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    series = locks.load_series()
+    series = load_series()
     monkeypatch.setattr(locks, "load_series", lambda: replace(series, digest="another"))
 
 
@@ -122,8 +123,6 @@ def run(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
         def close(self) -> None:
             return None
-
-    monkeypatch.setattr("verl_musa.run.lock.current_image", locks.current_image)
 
     def start(*unlocked: str) -> prepare.Prepared:
         options = RunOptions(

@@ -30,7 +30,7 @@ def layer(entries: Entries, mtime: int) -> bytes:
                 entry.type, entry.linkname = tarfile.LNKTYPE, content[2:].decode()
             else:
                 entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content) if entry.isreg() else None)
+            tar.addfile(entry, io.BytesIO(content or b"") if entry.isreg() else None)
     return out.getvalue()
 
 
@@ -79,7 +79,13 @@ class Store(Engine):
 
     def image_id(self, reference: str) -> str:
         assert reference == "image"
+        if not self.__dict__["loaded"]:
+            return "as built"
         return str(json.loads(self.__dict__["loaded"]["manifest.json"])[0]["Config"])
+
+    def remove(self, reference: str) -> bool:
+        assert reference == "as built"
+        return True
 
     @property
     def top(self) -> dict[str, bytes | None]:

@@ -252,12 +252,19 @@ def _provenance(reference: str | None) -> Provenance:
 
 
 def _any(named: str) -> Provenance:
+    """What ``named`` is made of; of an image the files that it holds, whatever it says of itself."""
     from verl_musa.image.diff import from_path
-    from verl_musa.image.provenance import environment_provenance
+    from verl_musa.image.provenance import Provenance, environment_provenance
 
     if named == ".":
         return environment_provenance()
-    return from_path(Path(named)) if Path(named).exists() else _provenance(named)
+    if Path(named).exists():
+        return from_path(Path(named))
+    from verl_musa.image.engine import find_engine
+    from verl_musa.image.inside import listing_of, provenance_of
+
+    engine = find_engine()
+    return Provenance(provenance_of(engine, named).facts, listing_of(engine, named))
 
 
 def _sbom(reference: str | None) -> dict[str, Any]:

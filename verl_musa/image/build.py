@@ -27,6 +27,7 @@ from verl_musa.image.wheels import TOOLS, VENDOR, Locked, check_locks, fetch
 from verl_musa.patching import load_series
 
 GIT_S = 20.0
+USERS = ("root", "verl")
 _STEP = re.compile(
     r"^#\d+ \[(?P<stage>[\w-]+) +(?P<number>\d+/\d+)\] (?P<text>.*)$|^(?P<legacy>Step \d+/\d+) : (?P<command>.*)$"
 )
@@ -85,6 +86,10 @@ def build_image(options: BuildOptions, progress: Progress) -> Built:
     Raises:
         ImageError: the pins, the locks or the base do not fit, a step failed, or a check inside the image did.
     """
+    if options.run_as not in USERS:
+        raise ImageError(
+            "no such user in the images", where="--run-as", found=options.run_as, expected=" or ".join(USERS)
+        )
     cache = options.cache or default_cache()
     (cache / "logs").mkdir(parents=True, exist_ok=True)
     log = cache / "logs" / f"{options.image}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.log"

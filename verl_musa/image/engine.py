@@ -215,9 +215,9 @@ class Engine:
                         found[member.name.removeprefix("./")] = stream.read()
         return found
 
-    def remove(self, reference: str) -> None:
-        """Take a name away, and the image with the last one."""
-        self._need("rmi", reference)
+    def remove(self, reference: str) -> bool:
+        """Remove an image; False where something still needs it."""
+        return self._ask("rmi", reference).returncode == 0
 
     def _ask(self, *arguments: str, limit: float = ASK_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

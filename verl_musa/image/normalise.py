@@ -32,6 +32,7 @@ def normalise(engine: Engine, reference: str, base: str, log: Path) -> str:
         ImageError: the image is not laid over ``base``.
     """
     below = engine.inspect(base)["RootFS"]["Layers"]
+    built = engine.image_id(reference)
     with tempfile.TemporaryDirectory(prefix="normalise-", dir=log.parent) as folder:
         saved, target = Path(folder, "saved.tar"), Path(folder, "normal.tar")
         engine.save(reference, saved)
@@ -39,7 +40,10 @@ def normalise(engine: Engine, reference: str, base: str, log: Path) -> str:
             _rewrite(tar, target, reference, len(below), below)
         saved.unlink()
         engine.load(target, log)
-    return engine.image_id(reference)
+    normal = engine.image_id(reference)
+    if normal != built:
+        engine.remove(built)  # nameless now, and as large as the other
+    return normal
 
 
 def _rewrite(tar: tarfile.TarFile, target: Path, reference: str, count: int, below: Sequence[str]) -> None:
@@ -48,7 +52,7 @@ def _rewrite(tar: tarfile.TarFile, target: Path, reference: str, count: int, bel
     if config["rootfs"]["diff_ids"][:count] != list(below):
         raise ImageError("the image is not laid over its base", where=reference, expected=", ".join(below))
     with tempfile.TemporaryFile(dir=target.parent) as merged:
-        digest = _merge(tar, manifest["Layers"][count:], merged)
+        digest = _merge(tar, manifest["Layers"][count:], merged, target.parent)
         config["rootfs"]["diff_ids"] = [*below, f"sha256:{digest}"]
         settled = json.dumps(_settled(config, count), sort_keys=True).encode()
         names = [f"{index}/layer.tar" for index in range(count + 1)]
@@ -82,9 +86,9 @@ def _settled(config: dict[str, Any], count: int) -> dict[str, Any]:
     }
 
 
-def _merge(tar: tarfile.TarFile, layers: Sequence[str], merged: IO[bytes]) -> str:
+def _merge(tar: tarfile.TarFile, layers: Sequence[str], merged: IO[bytes], place: Path) -> str:
     """Lay ``layers`` over each other into one sorted tar; return its digest."""
-    with tempfile.TemporaryDirectory(prefix="layers-") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="layers-", dir=place) as folder, ExitStack() as stack:
         opened = []
         for index, layer in enumerate(layers):
             file = Path(folder, f"{index}.tar")
