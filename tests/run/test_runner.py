@@ -151,7 +151,9 @@ def test_a_failing_job_names_its_error_and_exits_with_1(cli: FakeCli) -> None:
     assert cli.steps() == [0, 1]
     shown = cli.output.partition("verl-musa: error:")[0]
     assert "Traceback" not in shown
-    assert "UNKNOWN: the earliest abnormal lines" in shown  # the triage: no rule knows the fake trainer's error
+    assert (
+        "UNKNOWN: the earliest abnormal lines" in shown
+    )  # the triage: no rule knows the fake trainer's error
     cli.assert_nothing_left()
 
 

@@ -15,7 +15,9 @@ from verl_musa.recipe import UNSET, Recipe, Resolved, Site, resolve
 from verl_musa.run.launch import expectation
 from verl_musa.run.record import is_secret_variable
 
-RUN_DIR = "/verl-musa-run-dir/RUN-ID"  # verl-musa: ignore[path.machine] stands for the run directory, never opened
+RUN_DIR = (
+    "/verl-musa-run-dir/RUN-ID"  # verl-musa: ignore[path.machine] stands for the run directory, never opened
+)
 """Stands for the run directory while the script is written."""
 
 _SITE = re.compile(re.escape(UNSET) + r"(\w+)>")
