@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,37 +78,23 @@ def _text(rng: random.Random) -> str:
     )
 
 
-def make_assets(out: Path, seed: int, plan: models.Pretraining) -> None:
-    """Make all assets in ``out``: complete or, if anything goes wrong, not at all.
-
-    Raises:
-        AssetError: ``out`` holds files.
-    """
-    with publish.publishing(out) as work:
-        problems = word_problems(seed)
-        tokenizer = models.build_tokenizer(problem.question for problem in problems)
-        tokenizer.model_max_length = POSITIONS
-        model: Any = models.build_policy(tokenizer, seed)
-        model.config.max_position_embeddings = POSITIONS
-        rng = sums.stream(seed, "form")
-        models.train_phase(model, tokenizer, problems, plan, name="skill", steps=plan.skill_steps, rng=rng)
-        models.save(model, tokenizer, work / "model")
-        publish.write_manifest(work, RECIPE, seed, {"variant": "gsm8k", "pretraining": asdict(plan)})
+def make_assets(work: Path, seed: int, steps: int | None = None) -> None:
+    """Make all assets in ``work``; in ``steps`` steps, for tests."""
+    plan = models.Pretraining(skill_steps=steps or STEPS, batch_size=16, skill_lr=5e-3)
+    problems = word_problems(seed)
+    tokenizer = models.build_tokenizer(problem.question for problem in problems)
+    tokenizer.model_max_length = POSITIONS
+    model: Any = models.build_policy(tokenizer, seed)
+    model.config.max_position_embeddings = POSITIONS
+    rng = sums.stream(seed, "form")
+    models.train_phase(model, tokenizer, problems, plan, name="skill", steps=plan.skill_steps, rng=rng)
+    models.save(model, tokenizer, work / "model")
+    publish.write_manifest(work, RECIPE, seed, {"variant": "gsm8k", "pretraining": asdict(plan)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, or 2 for a foreseeable mistake."""
-    args = publish.parse_args(RECIPE, argv)
-    plan = models.Pretraining(skill_steps=args.pretrain_steps or STEPS, batch_size=16, skill_lr=5e-3)
-    start = time.monotonic()
-    try:
-        publish.require_free(args.out)  # before the heavy imports, so that a mistake shows at once
-        publish.prepare_libraries()
-        make_assets(args.out, args.seed, plan)
-    except (publish.AssetError, OSError) as error:
-        return publish.fail(error)
-    publish.say(f"done in {time.monotonic() - start:.0f} s: {args.out}")
-    return 0
+    """Run the command line and return its exit code."""
+    return publish.run_script(RECIPE, argv, make_assets)
 
 
 if __name__ == "__main__":
