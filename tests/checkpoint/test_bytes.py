@@ -146,11 +146,20 @@ def described(ready: Plan, results: list[WriteResult]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"pad_vocab": 64}])
+@pytest.mark.parametrize("streamed", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["dense", "tied", "moe"])
 def test_the_files_are_those_that_torch_writes(
-    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
+    *,
+    make_model: MakeModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    streamed: float,
+    options: dict[str, Any],
 ) -> None:
     monkeypatch.setattr("verl_musa.checkpoint.torch_dist.BLOCK", 104)
+    monkeypatch.setattr("verl_musa.checkpoint.torch_dist.START_FLUSH", 1000)
+    monkeypatch.setattr("verl_musa.checkpoint.to_mcore.STREAMED_SHARE", streamed)
     asked = ToMcore(source=make_model(kind), output=tmp_path / "ours", **options)
     expected, found = reference(plan(asked), tmp_path / "theirs"), to_mcore(asked)
     files = sorted(path.name for path in expected.glob("*.distcp"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -55,6 +56,9 @@ SMALL_FILES = (
 
 HF_FOLDER = "huggingface"
 """Where these go, as in verl's own checkpoints."""
+
+STREAMED_SHARE = 0.2
+"""Part of the host's memory from which on weights are not kept in its page cache; source and output need twice that."""
 
 Progress = Callable[[int, int], None]
 """Called with (bytes of weights done, all bytes)."""
@@ -289,7 +293,7 @@ def _write_unit(
 ) -> dict[str, Any]:
     from verl_musa.checkpoint import torch_dist  # not before it is needed: it wants xxhash
 
-    source = torch_dist.Source(ready.weights.path)
+    source = torch_dist.Source(ready.weights.path, ready.source_bytes > _memory() * STREAMED_SHARE)
     objects = tuple(extra_state_keys(ready.spec, ready.target)) if unit == 0 else ()
     written = torch_dist.write_unit(
         folder.path, unit, ready.units[unit], source, ready.dtypes, objects=objects, progress=count
@@ -300,6 +304,11 @@ def _write_unit(
         "written": [dataclasses.astuple(item) for item in written],
         "checksums": {name: value.hexdigest() for name, value in source.hashes.items()},
     }
+
+
+def _memory() -> int:
+    """Bytes of this host's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _finish(ready: Plan, folder: PartialFolder, records: dict[int, dict[str, Any]]) -> None:

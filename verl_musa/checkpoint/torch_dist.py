@@ -36,6 +36,9 @@ took the kernel up to twice as long, which then looks for larger pages."""
 START_FLUSH = 32 << 20
 """Bytes after which the disk is told to begin, so that it works while the next ones are read."""
 
+DROP_AFTER = 2 * START_FLUSH
+"""Bytes after which what the disk has is given up, where the weights stream through a memory that cannot hold them."""
+
 INDEX_VERSION = "1.0.0"
 """torch's name of the index's version."""
 
@@ -59,10 +62,13 @@ class Source:
 
     Attributes:
         folder: where they lie.
+        streamed: the weights are much of the host's memory: give up the pages of what is read and written, before the kernel
+            has to look for some (that cost it ten times the CPU time of the copying).
         hashes: by tensor's name; complete once all its pieces were read, in row order.
     """
 
     folder: Path
+    streamed: bool = False
     hashes: dict[str, Any] = field(default_factory=dict)
     _buffer: bytearray = field(default_factory=lambda: bytearray(BLOCK))
     _open: dict[str, int] = field(default_factory=dict)
@@ -94,6 +100,9 @@ class Source:
             found.update(whole[:count])
             place += count
             yield whole[:count]
+        if self.streamed:
+            first = entry.start + part.start * row
+            os.posix_fadvise(descriptor, first, stop - first, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Close the files."""
@@ -110,7 +119,8 @@ class Source:
 class _Output:
     """One output file, which the disk begins to write while it grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, streamed: bool) -> None:
+        self._behind = DROP_AFTER if streamed else 0
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         self._flushed = 0
         self.end = 0
@@ -123,10 +133,9 @@ class _Output:
             left = left[count:]
             self.end += count
         if self.end - self._flushed >= START_FLUSH:
-            # Linux starts to write out dirty pages of a range that is not needed; it drops only those that are clean.
-            os.posix_fadvise(
-                self._descriptor, self._flushed, self.end - self._flushed, os.POSIX_FADV_DONTNEED
-            )
+            # Linux starts to write out what is dirty in a range that is not needed, and drops what is clean.
+            first = max(0, self._flushed - self._behind)
+            os.posix_fadvise(self._descriptor, first, self.end - first, os.POSIX_FADV_DONTNEED)
             self._flushed = self.end
 
     def close(self) -> None:
@@ -153,14 +162,14 @@ def write_unit(
         source: where their content is.
         dtypes: safetensors' name of the type to write, by key.
         objects: names of objects without content; they share one copy.
-        progress: called with the bytes of each block once it is written.
+        progress: called with the bytes of each piece once it is written; a bar takes longer than a block.
 
     Returns:
         Where everything lies, for :func:`finish`.
     """
     name = f"__{number}_0.distcp"
     written = []
-    output = _Output(folder / name)
+    output = _Output(folder / name, streamed=source.streamed)
     try:
         if objects:
             output.write(torch_zip.pickled(dumps([None], SAVE_PROTOCOL)))
@@ -183,9 +192,8 @@ def _write_piece(output: _Output, piece: Piece, source: Source, dtype: str, prog
     for block in _content(piece, source, dtype):
         checksum = zlib.crc32(block, checksum)
         output.write(block)
-        if piece.entry is not None:
-            progress(len(block) * ITEM_BYTES[piece.entry.dtype] // ITEM_BYTES[dtype])
     output.write(archive.descriptor(checksum) + archive.close(has_data=True))
+    progress(piece.source_bytes)
 
 
 def _content(piece: Piece, source: Source, dtype: str) -> Iterator[bytes | memoryview]:
