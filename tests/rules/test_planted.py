@@ -92,7 +92,7 @@ MISTAKES = {
     "critic-budget-in-the-key-that-is-not-read": Mistake(
         f"{MOE}@ppo", "variants/ppo.yaml", "+critic.ppo_infer_max_token_len_per_gpu: 33792", "critic.ppo_max_token_len_per_gpu: 33792", "tokens.critic", "verl's built-in 32768"),
     "mini-batch-above-the-batch": Mistake(
-        DENSE, CONFIG, "ppo_mini_batch_size: 64", "ppo_mini_batch_size: 128", "batch.size", "below ppo_mini_batch_size"),
+        DENSE, CONFIG, "data.train_batch_size: 64", "data.train_batch_size: 32", "batch.size", "below ppo_mini_batch_size"),
     "clean-three-samples-a-prompt": Mistake(
         DENSE, CONFIG, f"{ROLLOUT}.n: 8", f"{ROLLOUT}.n: 3\n{ACTOR}.loss_agg_mode: token-mean", "batch.size", "", Status.OK),
     "one-sample-a-prompt-with-grpo": Mistake(

@@ -105,11 +105,7 @@ def check_batch(subject: Subject) -> Finding:  # noqa: PLR0911  (one return an o
     if ranks == 0:
         return unknown("the number of data-parallel ranks is not known (see cluster.devices)")
     if size < mini:
-        return fail(
-            f"train_batch_size {size} is below ppo_mini_batch_size {mini}",
-            "lower the latter",
-            subject.where(f"{ACTOR}.ppo_mini_batch_size"),
-        )
+        return fail(f"train_batch_size {size} is below ppo_mini_batch_size {mini}", "lower the latter", where)
     # FSDP is held to all devices, Megatron to its data-parallel ranks: that is how validate_config has it.
     megatron = subject.select(f"{ACTOR}.strategy") == "megatron"
     multiple = (
