@@ -106,7 +106,9 @@ def convert(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def lock(session: nox.Session) -> None:
     """Lock the images' requirements by hash: `nox -s lock [-- IMAGE ...]`."""
-    use_stack(session, "train")
+    python = use_stack(session, "train")
+    # Not there where pip makes the environment: ci/stack.py.
+    session.run(python, "-m", "pip", "install", "--quiet", "--no-deps", "uv==0.13.9", external=True)
     session.run(str(STACK_BIN / "verl-musa"), "image", "lock", *session.posargs, external=True)
 
 
