@@ -10,8 +10,6 @@ from typing import Any
 
 from verl_musa.reward import score_math
 
-DATA_SOURCE = "openai/gsm8k"
-
 
 def compute_score(
     data_source: str,
@@ -20,14 +18,8 @@ def compute_score(
     extra_info: dict[str, Any] | None = None,  # noqa: ARG001 - verl passes it
     **kwargs: Any,  # noqa: ARG001 - verl passes reward_kwargs and, with a reward model, its address
 ) -> dict[str, float]:
-    """Return {"score", "acc", "parsed", "gave_up"}, each 0.0 or 1.0.
+    """Return {"score", "acc", "parsed", "gave_up"}, each 0.0 or 1.0. Every ``data_source`` is scored by the one rule.
 
-    Raises ValueError if the data does not belong to this reward: unknown ``data_source``, or a ``ground_truth`` that is
-    no text.
+    Raises ValueError if ``ground_truth`` is no text or empty.
     """
-    if data_source != DATA_SOURCE:
-        raise ValueError(
-            f"math_reward.py: found data_source {data_source!r}, expected {DATA_SOURCE!r}: "
-            "prepare the data with `verl-musa data prepare gsm8k`"
-        )
-    return score_math(solution_str, ground_truth, where="math_reward.py")
+    return score_math(solution_str, ground_truth, where=f"math_reward.py: data_source {data_source!r}")
