@@ -17,7 +17,6 @@ CASES = next(
     ),
     Path("/nowhere"),
 )
-# verl-musa: ignore[net.address] the addresses of the containers that the cases are from
 RIGHT = {
     "api_jobs_after_midjob_kill.json": ("ray.actor-unavailable", ""),
     "api_nodes_after_kill.json": ("ray.node-dead", "10.202.0.13"),
