@@ -159,7 +159,7 @@ def test_the_files_are_those_that_torch_writes(
 ) -> None:
     monkeypatch.setattr("verl_musa.checkpoint.torch_dist.BLOCK", 104)
     monkeypatch.setattr("verl_musa.checkpoint.torch_dist.START_FLUSH", 1000)
-    monkeypatch.setattr("verl_musa.checkpoint.to_mcore.STREAMED_SHARE", streamed)
+    monkeypatch.setattr(sys.modules[ToMcore.__module__], "STREAMED_SHARE", streamed)
     asked = ToMcore(source=make_model(kind), output=tmp_path / "ours", **options)
     expected, found = reference(plan(asked), tmp_path / "theirs"), to_mcore(asked)
     files = sorted(path.name for path in expected.glob("*.distcp"))

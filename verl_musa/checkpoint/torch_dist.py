@@ -45,7 +45,7 @@ INDEX_VERSION = "1.0.0"
 Progress = Callable[[int], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Written:
     """Where one object ended up: the loader's key, the box's first corner (None: no tensor), and its bytes."""
 

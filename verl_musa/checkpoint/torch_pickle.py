@@ -18,7 +18,7 @@ SAVE_PROTOCOL = 2
 """torch.save's own."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Global:
     """A class, function or constant of a module, by its name."""
 
@@ -26,7 +26,7 @@ class Global:
     name: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Call:
     """What a callable returns for some arguments."""
 
@@ -34,7 +34,7 @@ class Call:
     arguments: tuple[Any, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Instance:
     """An object that is made without calling its ``__init__``, and then given its state, where it has any."""
 
@@ -42,7 +42,7 @@ class Instance:
     state: Any = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Persistent:
     """What the reader looks up elsewhere, by an id."""
 
