@@ -24,7 +24,9 @@ def folder(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     made = make_recipe(runtime_env=RUNTIME_ENV)
     monkeypatch.setenv("VERL_MUSA_RECIPES", str(made.parent))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("verl_musa.rules.ask_verl", lambda _: [])  # takes seconds; asked for real in tests/rules
+    monkeypatch.setattr(
+        "verl_musa.rules.ask_verl", lambda _: []
+    )  # takes seconds; asked for real in tests/rules
     monkeypatch.delenv("VERL_MUSA_SITE", raising=False)
     monkeypatch.chdir(tmp_path)
     return made
