@@ -24,7 +24,9 @@ def ordinary(rng: random.Random) -> Iterator[bytes]:
     step = 0
     while True:
         step += 1
-        stamp = f"2026-11-29 {step // 3600 % 24:02}:{step // 60 % 60:02}:{step % 60:02},{rng.randrange(1000):03}"
+        stamp = (
+            f"2026-11-29 {step // 3600 % 24:02}:{step // 60 % 60:02}:{step % 60:02},{rng.randrange(1000):03}"
+        )
         rank = rng.randrange(32)
         yield (
             f"\x1b[36m(WorkerDict pid={4000 + rank}, ip=192.0.2.{rank // 8 + 2})\x1b[0m {stamp} INFO actor.py:112 -- step:{step} - "
@@ -78,7 +80,9 @@ def write(path: Path, kind: str, megabytes: int) -> int:
     with path.open("wb") as stream:
         while stream.tell() < megabytes * 1_000_000:
             stream.write(piece)
-        stream.write(b"\n2026-11-30 23:59:59,000\tERROR x.py:1 -- torch.OutOfMemoryError: MUSA out of memory. Tried to allocate 2 GiB\n")
+        stream.write(
+            b"\n2026-11-30 23:59:59,000\tERROR x.py:1 -- torch.OutOfMemoryError: MUSA out of memory. Tried to allocate 2 GiB\n"
+        )
         return stream.tell()
 
 
@@ -107,17 +111,24 @@ def main() -> int:
     given = parser.parse_args()
     if given.measure:
         return measure(given.measure)
-    print("| log | MB | first cause | s | CPU s | MB/s | MB per CPU s | RSS before, MiB | peak RSS, MiB |\n|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| log | MB | first cause | s | CPU s | MB/s | MB per CPU s | RSS before, MiB | peak RSS, MiB |\n|---|---|---|---|---|---|---|---|---|"
+    )
     end = time.monotonic() + given.seconds
     with tempfile.TemporaryDirectory() as folder:
         for kind in KINDS:
             path = Path(folder, f"{kind}.log")
             size = write(path, kind, given.megabytes if kind == "ordinary" else given.hostile_megabytes) / 1e6
             command = [sys.executable, __file__, "--measure", str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, end - time.monotonic()), check=True)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=max(1.0, end - time.monotonic()), check=True
+            )
             verdict, seconds, cpu, before, after = done.stdout.split()
             rate, own = size / float(seconds), size / float(cpu)
-            print(f"| {kind} | {size:.0f} | {verdict} | {seconds} | {cpu} | {rate:.0f} | {own:.0f} | {before} | {after} |", flush=True)
+            print(
+                f"| {kind} | {size:.0f} | {verdict} | {seconds} | {cpu} | {rate:.0f} | {own:.0f} | {before} | {after} |",
+                flush=True,
+            )
             path.unlink()
     return 0
 
