@@ -51,6 +51,9 @@ def test_the_command_is_private_and_sized() -> None:
         "--num-gpus=2",
         "--num-cpus=8",
         "--port=1111",
+        # Free ports for the workers: Ray's default range is the same for every Ray of a host.
+        "--min-worker-port=0",
+        "--max-worker-port=0",
     ):
         assert flag in command
     assert PLAN.url == "http://127.0.0.1:2222"

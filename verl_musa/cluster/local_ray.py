@@ -69,6 +69,9 @@ class RayPlan:
             "num-cpus": self.num_cpus,
             "num-gpus": self.num_gpus,
             "object-store-memory": self.object_store_bytes,
+            # Whatever is free: Ray's own default, 10002 to 19999, is the same for every Ray of a host, and two of them meet there.
+            "min-worker-port": 0,
+            "max-worker-port": 0,
             "temp-dir": self.temp_dir,
         }
         flags = [f"--{name}={value}" for name, value in options.items()]
