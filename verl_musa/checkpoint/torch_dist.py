@@ -31,7 +31,7 @@ from verl_musa.fileio import write_atomic, write_json
 
 BLOCK = 256 << 10
 """Bytes read, hashed and written at once: few enough to stay in the processor's cache between the three. Writes of 1 MiB
-took the kernel up to twice as long, which then looks for larger pages."""
+took the kernel up to twice as long."""
 
 START_FLUSH = 32 << 20
 """Bytes after which the disk is told to begin, so that it works while the next ones are read."""
@@ -63,7 +63,7 @@ class Source:
     Attributes:
         folder: where they lie.
         streamed: the weights are much of the host's memory: give up the pages of what is read and written, before the kernel
-            has to look for some (that cost it ten times the CPU time of the copying).
+            has to look for some.
         hashes: by tensor's name; complete once all its pieces were read, in row order.
     """
 
@@ -251,8 +251,8 @@ _BOX = Global(_METADATA, "ChunkStorageMetadata")
 _OBJECT = Global(_METADATA, "BytesStorageMetadata")
 _KEY = Global(_METADATA, "MetadataIndex")
 _PLACE = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-_STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-_CONTIGUOUS = Call(Global(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
+_STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",), shared=True)
+_CONTIGUOUS = Call(Global(_METADATA, "_MEM_FORMAT_ENCODING"), (0,), shared=True)
 # Pickle writes one text that is two objects twice, and torch's class and torch's types have a text each.
 _SIZE = Global(b"torch".decode(), "Size")
 _TYPES = {name: Global("torch", torch_name) for name, torch_name in TORCH_NAMES.items()}

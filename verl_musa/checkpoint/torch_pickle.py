@@ -28,10 +28,11 @@ class Global:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
-    """What a callable returns for some arguments."""
+    """What a callable returns for some arguments; one that is named several times is ``shared``."""
 
     function: Global
     arguments: tuple[Any, ...]
+    shared: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,6 +58,17 @@ class _Pickler(_Base):
     """Writes the stand-ins of this module as what they stand for."""
 
     dispatch: ClassVar[dict[type, Callable[..., None]]] = dict(_Base.dispatch)
+
+    def __init__(self, stream: io.BytesIO, protocol: int) -> None:
+        super().__init__(stream, protocol)
+        self._numbered = 0
+
+    def memoize(self, obj: Any) -> None:
+        """Number an object, and remember only what may come again: the rest of an index is tens of thousands of objects."""
+        self.write(self.put(self._numbered))
+        if isinstance(obj, str | Global) or getattr(obj, "shared", False):
+            self.memo[id(obj)] = self._numbered, obj
+        self._numbered += 1
 
     def _global(self, value: Global) -> None:
         if self.proto >= INDEX_PROTOCOL:
