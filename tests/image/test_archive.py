@@ -78,7 +78,10 @@ def test_licences_are_listed_as_the_sbom_states_them() -> None:
             {
                 "name": "A",
                 "version": "1",
-                "licenses": [{"license": {"id": "BSD-3-Clause"}}, {"license": {"name": "BSD"}}],
+                "licenses": [
+                    {"license": {"id": "BSD-3-Clause"}},
+                    {"license": {"name": "License :: OSI Approved :: BSD"}},
+                ],
             },
             {"name": "c"},
         ]

@@ -50,7 +50,9 @@ def _licence(stated: Any) -> str:
     for entry in stated:
         licence = entry.get("license", {})
         name = entry.get("expression") or licence.get("id") or licence.get("name", "")
-        first = next(iter(str(name).strip().splitlines()), "")
+        first = next(iter(str(name).strip().splitlines()), "").rpartition(" :: ")[
+            2
+        ]  # of a classifier the last part
         if first and first not in found:
             found.append(first[:80])
     return "; ".join(found) or UNSTATED
