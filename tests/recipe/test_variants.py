@@ -158,6 +158,19 @@ def test_a_variant_may_drop_what_another_sets_if_it_is_named(folder: Path) -> No
     assert do(folder, "later", "both").config["trainer"]["save_freq"] == 7
 
 
+def test_a_variant_may_set_more_beside_another_one(folder: Path) -> None:
+    variant(folder, "more", "summary: x\nconfig_with:\n  later: {trainer.save_freq: 9}\n")
+    plain = do(folder)
+    assert do(folder, "more").config["trainer"]["save_freq"] == plain.config["trainer"]["save_freq"]
+    beside = do(folder, "later", "more")
+    assert beside.config["trainer"]["save_freq"] == 9
+    assert beside.origin("trainer.save_freq").endswith("variants/more.yaml:3")
+    variant(folder, "wrong", "summary: x\nconfig_with:\n  latter: {trainer.save_freq: 9}\n")
+    with pytest.raises(RecipeError, match="settings for a variant that is not there") as caught:
+        do(folder, "wrong")
+    assert "wrong.yaml:3" in str(caught.value)
+
+
 def test_pools_belong_to_split_alone(folder: Path) -> None:
     pools = "pools: {trainer: {nodes: 1, devices_per_node: 1}, rollout: {nodes: 1, devices_per_node: 1}}"
     variant(folder, "split", f"summary: x\nrecipe:\n  placement: split\n  {pools}\n")

@@ -40,6 +40,7 @@ CHECKS = (
 
 FILE_CHECKS = (
     *model.CHECKS,
+    *conversion.CHECKS,
     *parquet.CHECKS,
     *scorers.CHECKS,
     *(
@@ -48,7 +49,7 @@ FILE_CHECKS = (
         if check.name in {"reward.scores", "trainer.schedule"}
     ),
 )
-"""Those that read the model's folder or the data: where these are not at hand, they wait for the run."""
+"""Those that read the model's folder, a checkpoint or the data: where these are not at hand, they wait for the run."""
 
 
 def check_recipe(resolved: Resolved, *, assets_ready: bool = True) -> list[Result]:

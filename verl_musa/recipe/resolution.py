@@ -300,7 +300,7 @@ def _runtime_env(recipe: Recipe, variables: Variables) -> dict[str, Any]:
     value: dict[str, Any] = _read_runtime_env(path, variables) if path.is_file() else {}
     for one in recipe.layers:
         if one.variant.env_vars:
-            laid = part(one, "env_vars", variables)
+            laid = part(one, ("env_vars",), variables)
             _check_env_vars(laid.value, laid, ())
             value = {**value, "env_vars": {**value.get("env_vars", {}), **laid.value}}
     return value

@@ -297,6 +297,9 @@ class Variant(_Strict):
     config: dict[str, Any] = Field(default_factory=dict)
     """verl's override keys, as in config.yaml, laid over it."""
 
+    config_with: dict[Text, dict[str, Any]] = Field(default_factory=dict)
+    """Name of another variant -> more of the same, for runs that have that variant too."""
+
     env_vars: dict[Text, Text] = Field(default_factory=dict)
     """Environment variables, laid over those of runtime_env.yaml."""
 

@@ -63,6 +63,15 @@ def read_variants(folder: Path, names: Sequence[str]) -> tuple[Layer, ...]:
             )
         document = read_document(known[name])
         layers[name] = Layer(name, validate(Variant, document), document)
+        for other in layers[name].variant.config_with:
+            if other not in known:
+                raise RecipeError(
+                    f"variant {name!r} has settings for a variant that is not there",
+                    where=document.where(("config_with", other)),
+                    found=repr(other),
+                    expected=f"one of {', '.join(known)}",
+                    fix="correct the name, or remove the block",
+                )
     return tuple(layers.values())
 
 
@@ -117,7 +126,10 @@ def lay_over_config(
             overrides = kept
         for key in one.variant.drop_if_set:
             overrides = _without(overrides, key)
-        overrides = layer(overrides, overrides_from(part(one, "config", variables)))
+        overrides = layer(overrides, overrides_from(part(one, ("config",), variables)))
+        for other in one.variant.config_with:
+            if other in {named.name for named in layers}:
+                overrides = layer(overrides, overrides_from(part(one, ("config_with", other), variables)))
     return overrides
 
 
@@ -125,9 +137,12 @@ def _without(overrides: Sequence[Override], key: str) -> list[Override]:
     return [o for o in overrides if o.path != key and not o.path.startswith(f"{key}.")]
 
 
-def part(one: Layer, name: str, variables: Variables) -> Document:
-    """The mapping ``name`` of a variant's file, its variables filled in, as a document with the same line numbers."""
-    document = one.document
-    lines = {location[1:]: line for location, line in document.lines.items() if location[:1] == (name,)}
-    value = variables.substitute(getattr(one.variant, name), lambda inner: document.where((name, *inner)))
+def part(one: Layer, path: tuple[str, ...], variables: Variables) -> Document:
+    """The mapping at ``path`` of a variant's file, its variables filled in, as a document with the same line numbers."""
+    document, depth = one.document, len(path)
+    lines = {location[depth:]: line for location, line in document.lines.items() if location[:depth] == path}
+    value = getattr(one.variant, path[0])
+    for name in path[1:]:
+        value = value[name]
+    value = variables.substitute(value, lambda inner: document.where((*path, *inner)))
     return Document(path=document.path, value=value, lines=lines)
