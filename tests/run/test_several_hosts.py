@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_the_script_submits_exactly_the_recipes_overrides(name: str, tmp_path: P
     (tools / "ray").chmod(0o755)
     shared = tmp_path / "a shared folder"
     environment = {
-        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "RAY_TOLD": str(tmp_path / "told"),
         "SITE_SHARED": str(shared),
         "SITE_MODELS": str(shared / "models"),
