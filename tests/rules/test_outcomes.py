@@ -193,6 +193,13 @@ def test_an_interface_in_the_environment_will_do(plant: Plant) -> None:
     assert results_of(planted)["env.network"].status is Status.OK
 
 
+def test_what_the_command_line_sets_may_depart_from_the_card(plant: Plant) -> None:
+    found = results_of(plant(DENSE), "trainer.total_training_steps=3", f"{ACTOR}.optim.lr=1.0e-5")
+    for name in ("card.values", "card.time", "card.memory"):
+        assert found[name].status is Status.OK, found[name]
+    assert "--set changes trainer.total_training_steps" in found["card.time"].evidence
+
+
 def test_a_recipe_without_a_card_or_promises(plant: Plant) -> None:
     planted = plant(DENSE)
     (planted.folder / "README.md").unlink()

@@ -38,11 +38,12 @@ def check_values(subject: Subject) -> Finding:
         return ok("the card is the recipe's; a variant departs from it")
     if not file.is_file():
         return warn("no card", f"write {CARD}: what it trains, each value and its reason", str(recipe.folder))
+    asked = set(_asked(subject))  # what the command line sets departs from the card, and may
     known = [override.path for override in subject.resolved.overrides]
     count = 0
     for line, key, value in rows(file.read_text(encoding="utf-8")):
         path = _full(key.lstrip("+"), known)
-        if path is None:
+        if path is None or path in asked:
             continue
         try:
             written = parse_value(value, f"{file}:{line}")
@@ -57,6 +58,11 @@ def check_values(subject: Subject) -> Finding:
                 f"{file}:{line}",
             )
     return ok(f"{count} value(s) agree")
+
+
+def _asked(subject: Subject) -> list[str]:
+    """The keys that ``--set`` gave."""
+    return [one.path for one in subject.resolved.overrides if one.origin.startswith("--set ")]
 
 
 def _full(key: str, known: list[str]) -> str | None:
@@ -89,6 +95,8 @@ def check_time(subject: Subject) -> Finding:
         return unknown(
             "trainer.total_training_steps is not set: the length depends on the rows", "set it", where
         )
+    if asked := _asked(subject):
+        return ok(f"times are promised for the recipe itself; --set changes {', '.join(asked)}")
     for minutes, hours in zip(recipe.expect.step_minutes, recipe.expect.total_hours, strict=True):
         total = steps * minutes / 60
         if abs(hours - total) > TOLERANCE * max(total, 1):
@@ -106,6 +114,8 @@ def check_memory(subject: Subject) -> Finding:
     recipe = subject.resolved.recipe
     if recipe.expect is None or recipe.device.simulated:
         return ok("no memory is promised")
+    if asked := _asked(subject):
+        return ok(f"memory is promised for the recipe itself; --set changes {', '.join(asked)}")
     shape = shape_of(subject)
     if shape is None:
         return unknown("the model's sizes are not known")
