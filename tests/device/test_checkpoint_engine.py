@@ -301,7 +301,7 @@ def test_what_was_moved_is_written_beside_the_proofs(tmp_path: Path, monkeypatch
     notes: list[dict[str, Any]] = []
     monkeypatch.setattr(module, "write_atomically", lambda _, text: notes.append(json.loads(text)))
     # Another test of this process may have left counters, for which there is no folder here.
-    monkeypatch.setattr(module.proof, "write_counters", lambda: None)
+    monkeypatch.setattr("verl_musa.device.proof.write_counters", lambda: None)
     world = World()
     world.connect()
     assert [result for result in world.sync(7) if isinstance(result, BaseException)] == []

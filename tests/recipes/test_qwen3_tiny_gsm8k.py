@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -96,7 +97,7 @@ def test_the_model_takes_long_prompts(tmp_path: Path) -> None:
 
 def test_the_gate_takes_the_golden_pairs_with_the_variant_s_data(tmp_path: Path) -> None:
     """Before any job: no golden prompt stands in the data, so the pairs come with a data source that is not the data's."""
-    row = {"data_source": SOURCE, "prompt": [{"role": "user", "content": "1+1?"}]}
+    row: dict[str, Any] = {"data_source": SOURCE, "prompt": [{"role": "user", "content": "1+1?"}]}
     row |= {"reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"index": 0}}
     for split in ("train", "val"):
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{split}.parquet")
