@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,9 +19,9 @@ LIMIT_S = 400
 
 
 def load_script(recipe: str, name: str) -> ModuleType:
-    """Import one of the recipe's scripts by path, as verl does."""
+    """Import one of the scripts of a recipe, or of ``RECIPE/variants/VARIANT``, by path, as verl does."""
     spec = importlib.util.spec_from_file_location(
-        f"{recipe.replace('-', '_')}_{name}", RECIPES / recipe / f"{name}.py"
+        re.sub(r"\W", "_", f"{recipe}_{name}"), RECIPES / recipe / f"{name}.py"
     )
     assert spec is not None
     assert spec.loader is not None

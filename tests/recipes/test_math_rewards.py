@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.recipes.conftest import RECIPES, load_script
 from verl_musa.diagnose.golden import Golden, load_golden
 
-ROOT = Path(__file__).parents[2] / "recipes"
-RECIPES = ("qwen3-8b-dense", "qwen3-30b-a3b-moe")
+BIG = ("qwen3-8b-dense", "qwen3-30b-a3b-moe")
 
 
 def function_of(recipe: str) -> Callable[..., dict[str, float]]:
-    spec = importlib.util.spec_from_file_location(
-        f"reward_of_{recipe.replace('-', '_')}", ROOT / recipe / "reward.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function: Callable[..., dict[str, float]] = module.compute_score
+    function: Callable[..., dict[str, float]] = load_script(recipe, "reward").compute_score
     return function
 
 
@@ -36,10 +27,10 @@ def calls(golden: Golden) -> list[tuple[str, Any, str, float]]:
     ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", BIG)
 def test_golden_pairs(recipe: str) -> None:
     compute_score = function_of(recipe)
-    found = calls(load_golden(ROOT / recipe / "golden.yaml"))
+    found = calls(load_golden(RECIPES / recipe / "golden.yaml"))
     assert sum(expected == 1 for *_, expected in found) >= 50
     assert sum(expected == 0 for *_, expected in found) >= 50
     bad = []
@@ -56,7 +47,7 @@ def test_golden_pairs(recipe: str) -> None:
     assert not bad, bad
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", BIG)
 @pytest.mark.parametrize("truth", [None, "", "  ", 42, ["42"]])
 def test_a_ground_truth_that_is_none_is_an_error_and_not_a_zero(recipe: str, truth: Any) -> None:
     with pytest.raises(ValueError, match="found ground_truth"):

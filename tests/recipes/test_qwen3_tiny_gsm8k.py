@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.recipes.conftest import RECIPES, load_script
 from verl_musa.checks import Status
 from verl_musa.diagnose import golden_results
 from verl_musa.diagnose.golden import load_golden
 from verl_musa.recipe import Site, load_recipe, resolve
 
-VARIANT = Path(__file__).parents[2] / "recipes" / "qwen3-tiny-dense" / "variants" / "gsm8k"
+FOLDER = "qwen3-tiny-dense/variants/gsm8k"
+VARIANT = RECIPES / FOLDER
 SOURCE = "openai/gsm8k"
 LIMIT_S = 500
 
 
-def load(name: str) -> ModuleType:
-    """Import one of the variant's scripts by path, as verl does."""
-    spec = importlib.util.spec_from_file_location(f"qwen3_tiny_gsm8k_{name}", VARIANT / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-reward = load("math_reward")
+reward = load_script(FOLDER, "math_reward")
 
 
 def test_golden_pairs() -> None:
@@ -58,7 +47,7 @@ def test_a_missing_ground_truth_is_an_error() -> None:
 
 
 def test_the_problems_have_the_form_of_the_prepared_data() -> None:
-    make_model = load("make_model")
+    make_model = load_script(FOLDER, "make_model")
     problems = make_model.word_problems(17)
     assert problems == make_model.word_problems(17) != make_model.word_problems(18)
     assert all(problem.question.endswith(make_model.BOXED) for problem in problems)
