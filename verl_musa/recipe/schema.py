@@ -250,7 +250,7 @@ class Network(_Strict):
 
 
 class Expect(_Strict):
-    """What the card promises, so that a check can hold the promises together. None of it stops a run."""
+    """What the card promises; the checks ``card.time`` and ``card.memory`` hold it against the plan."""
 
     step_minutes: Annotated[tuple[float, float], Field(strict=False)]
     """Least and most minutes of a step."""
