@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from verl_musa.errors import RecipeError
+from verl_musa.recipe import Site
 from verl_musa.recipe._yaml import Location
-from verl_musa.recipe.schema import Site
 from verl_musa.recipe.variables import Variables
 
 SITE = Site(shared="/mnt", values={"models": "/models"})

@@ -11,7 +11,8 @@ from verl_musa.recipe.compose import base_config, config_dir, dump_config, selec
 from verl_musa.recipe.load import default_roots, list_recipes, load_recipe, load_site
 from verl_musa.recipe.overrides import Override, close_keys
 from verl_musa.recipe.resolution import MEGATRON, Resolved, portable, resolve
-from verl_musa.recipe.schema import Recipe, Site, Trainer
+from verl_musa.recipe.schema import Recipe, Trainer
+from verl_musa.recipe.site import Site
 from verl_musa.recipe.variables import UNSET
 from verl_musa.recipe.variants import list_variants
 

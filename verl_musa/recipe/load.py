@@ -10,7 +10,8 @@ from pathlib import Path
 import verl_musa
 from verl_musa.errors import RecipeError
 from verl_musa.recipe._yaml import Location, read_document
-from verl_musa.recipe.schema import Recipe, Site
+from verl_musa.recipe.schema import Recipe
+from verl_musa.recipe.site import Site
 from verl_musa.recipe.validation import validate
 from verl_musa.recipe.variants import lay_over, read_variants, split_name
 

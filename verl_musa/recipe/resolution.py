@@ -14,8 +14,9 @@ from verl_musa.recipe.assets import assets_dir
 from verl_musa.recipe.compose import base_config, compose, config_dir, selects_group
 from verl_musa.recipe.network import with_network
 from verl_musa.recipe.overrides import Override, layer, overrides_from, overrides_from_sets
-from verl_musa.recipe.schema import Recipe, Site
+from verl_musa.recipe.schema import Recipe
 from verl_musa.recipe.sglang import refuse_second_setting, sglang_overrides
+from verl_musa.recipe.site import Site
 from verl_musa.recipe.validation import describe
 from verl_musa.recipe.variables import UNSET, Variables
 from verl_musa.recipe.variants import lay_over_config, part

@@ -1,4 +1,4 @@
-"""What a user may write in ``recipe.yaml`` and ``site.yaml`` (schema version 1)."""
+"""What a user may write in ``recipe.yaml`` (schema version 1)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Extra = Literal["megatron", "vllm"]
 Role = Literal["actor", "ref", "critic"]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     """No unknown key, no silent conversion, no change after loading."""
 
     model_config = ConfigDict(
@@ -47,7 +47,7 @@ class _Strict(BaseModel):
     )
 
 
-class Device(_Strict):
+class Device(Strict):
     """The device that the job runs on."""
 
     type: Literal["musa"]
@@ -57,7 +57,7 @@ class Device(_Strict):
     """True: the hardware-free simulator must be used. False: a real Moore Threads GPU must be used."""
 
 
-class Assets(_Strict):
+class Assets(Strict):
     """Files that a seeded script makes once, on first use."""
 
     script: InnerPath
@@ -70,7 +70,7 @@ class Assets(_Strict):
     """Longest time the script may take, in seconds."""
 
 
-class Model(_Strict):
+class Model(Strict):
     """A model on disk."""
 
     path: Text
@@ -90,7 +90,7 @@ class Model(_Strict):
     is there, both must agree."""
 
 
-class Data(_Strict):
+class Data(Strict):
     """Prompts, in verl's parquet layout."""
 
     train: Files
@@ -106,7 +106,7 @@ class Data(_Strict):
     """Columns that every file must have; left out: those that verl itself reads."""
 
 
-class Reward(_Strict):
+class Reward(Strict):
     """The function that scores a response."""
 
     file: InnerPath
@@ -116,7 +116,7 @@ class Reward(_Strict):
     """Function in that file. Default: verl's own (``reward.custom_reward_function.name``)."""
 
 
-class Conversion(_Strict):
+class Conversion(Strict):
     """Weights that are converted to Megatron-Core's format, and the roles that load them from there."""
 
     roles: Annotated[tuple[Role, ...], Field(min_length=1, strict=False)]
@@ -147,7 +147,7 @@ class Conversion(_Strict):
         return self
 
 
-class Cluster(_Strict):
+class Cluster(Strict):
     """The machines that the recipe is written for."""
 
     nodes: Annotated[int, Field(ge=1, le=4096)]
@@ -163,7 +163,7 @@ class Cluster(_Strict):
     """Host memory that the job needs on each host, in GiB."""
 
 
-class Pool(_Strict):
+class Pool(Strict):
     """Devices of one resource pool."""
 
     nodes: Annotated[int, Field(ge=1, le=4096)]
@@ -173,7 +173,7 @@ class Pool(_Strict):
     """Devices on each of them."""
 
 
-class Pools(_Strict):
+class Pools(Strict):
     """How the devices are divided among verl's resource pools, where not all roles share them."""
 
     trainer: Pool
@@ -186,7 +186,7 @@ class Pools(_Strict):
     """Servers of the reward model; ``reward.reward_model.nnodes`` and ``.n_gpus_per_node``. Left out: the trainer's pool."""
 
 
-class Trainer(_Strict):
+class Trainer(Strict):
     """The verl entry point."""
 
     module: DottedName = "verl.trainer.main_ppo"
@@ -196,7 +196,7 @@ class Trainer(_Strict):
     """Name of the primary config in that folder."""
 
 
-class SGLang(_Strict):
+class SGLang(Strict):
     """Options of the SGLang rollout server that decide speed and memory on Moore Threads GPUs.
 
     Left out (None): verl's or SGLang's own default. Any other option of SGLang's ``ServerArgs`` goes into config.yaml, under
@@ -222,7 +222,7 @@ class SGLang(_Strict):
     """Tokens in one page of the key-value cache. SGLang's default: 64 on MUSA, 1 elsewhere."""
 
 
-class Network(_Strict):
+class Network(Strict):
     """How the hosts reach each other; turned into variables of the job's environment."""
 
     profile: Literal["single", "tcp", "roce"]
@@ -249,7 +249,7 @@ class Network(_Strict):
         return self
 
 
-class Expect(_Strict):
+class Expect(Strict):
     """What the card promises; the checks ``card.time`` and ``card.memory`` hold it against the plan."""
 
     step_minutes: Annotated[tuple[float, float], Field(strict=False)]
@@ -262,7 +262,7 @@ class Expect(_Strict):
     """Least and most memory of a device at the peak of a step, in GiB."""
 
 
-class Accept(_Strict):
+class Accept(Strict):
     """What a finished run must reach to count as a success; a bound that is left out is not held."""
 
     score_last5_min: float | None = None
@@ -279,7 +279,7 @@ class Accept(_Strict):
     log-probabilities, rollout against trainer), held likewise. 1e-5 suits float32, 2e-3 bfloat16."""
 
 
-class Variant(_Strict):
+class Variant(Strict):
     """One ``variants/NAME.yaml``: what is different when the recipe is run with that variant."""
 
     summary: Text
@@ -319,7 +319,7 @@ class Layer:
     document: Document
 
 
-class Recipe(_Strict):
+class Recipe(Strict):
     """One ``recipe.yaml``."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
@@ -461,36 +461,3 @@ class Recipe(_Strict):
     def assets_script(self) -> Path | None:
         """Absolute path of the assets script."""
         return None if self.assets is None else self.folder / self.assets.script
-
-
-class Site(_Strict):
-    """One ``site.yaml``: facts of the machines at hand, kept out of recipes."""
-
-    schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
-    """Version of this schema."""
-
-    shared: Annotated[str, StringConstraints(pattern=r"^/[^\n\r\x00]*$")] | None = None
-    """Absolute path of a folder that every host sees under the same name; ``${site.shared}`` in recipes."""
-
-    hostfile: Text | None = None
-    """File with one host a line, for recipes on several hosts."""
-
-    values: dict[Identifier, Text] = Field(default_factory=dict)
-    """Free named texts; ``models: /x`` here is ``${site.models}`` in recipes."""
-
-    _document: Document | None = PrivateAttr(default=None)
-
-    def attach(self, document: Document) -> Self:
-        """Remember the file that this was read from."""
-        self._document = document
-        return self
-
-    @property
-    def source(self) -> Path | None:
-        """The file it was read from; None where there is no ``site.yaml``."""
-        return None if self._document is None else self._document.path
-
-    def lookup(self) -> dict[str, str]:
-        """Every name that ``${site.NAME}`` may use, with its text."""
-        known = {} if self.shared is None else {"shared": self.shared}
-        return {**self.values, **known}

@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_musa.errors import RecipeError
 from verl_musa.recipe._yaml import Location
-from verl_musa.recipe.schema import Site
+from verl_musa.recipe.site import Site
 
 _VARIABLE = re.compile(r"\$\{\s*(site|run|recipe|assets)\.([^}$]*?)\s*\}")
 _FOLDERS = ("run.dir", "recipe.dir", "assets.dir")
