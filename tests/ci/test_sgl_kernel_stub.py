@@ -76,3 +76,12 @@ def test_stand_in_triton_refuses_to_launch() -> None:
     )
     error = _fails_with(script, "NotImplementedError: triton kernel", SGLANG_USE_CPU_ENGINE="1")
     assert "triton kernel kernel was launched" in error
+
+
+def test_stand_in_triton_offers_no_backend() -> None:
+    """torch asks so before it compiles; without an answer Python would search for ever."""
+    done = _run(
+        "import triton.backends; print('cpu' in triton.backends.backends, list(triton.backends.backends))",
+        SGLANG_USE_CPU_ENGINE="1",
+    )
+    assert done.stdout.strip() == "False []", done.stderr

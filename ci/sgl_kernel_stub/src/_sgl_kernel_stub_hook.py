@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
@@ -49,6 +49,14 @@ class Inert:
 
     def __getitem__(self, key: Any) -> Inert:
         return Inert(f"{self.__name__}[...]")
+
+    def __contains__(self, item: Any) -> bool:
+        """Say that nothing is in it. Without this, Python would ask ``__getitem__`` for 0, 1, 2, … for ever."""
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Have no items, for the same reason."""
+        return iter(())
 
     def __or__(self, other: Any) -> Any:
         return Any
