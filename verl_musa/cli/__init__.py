@@ -41,6 +41,7 @@ def _options(
 
 def _register_verbs() -> None:
     from verl_musa.cli import (
+        cluster,
         convert,
         data,
         env,
@@ -62,6 +63,7 @@ def _register_verbs() -> None:
     app.add_typer(data.app, name="data")
     app.add_typer(image.app, name="image")
     app.add_typer(site.app, name="site")
+    app.add_typer(cluster.app, name="cluster")
     app.command(name="run")(run.run)
     app.command(name="explain")(explain.explain)
     app.command(name="gate")(gate.gate)

@@ -18,14 +18,14 @@ REWARD_ROLE = "reward-worker"
 _POOLS = {ROLLOUT_ROLE: "rollout", REWARD_ROLE: "reward"}
 
 
-def device_pids(actors: Iterable[Mapping[str, Any]]) -> set[int]:
-    """The pids of the living actors that own a device, or a part of one."""
-    found = set()
+def device_actors(actors: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The living actors that own a device, or a part of one."""
+    found = []
     for actor in actors:
         needs = actor.get("required_resources") or {}
         owns = any(name.split("_group")[0] == "GPU" and amount > 0 for name, amount in needs.items())
         if owns and actor.get("state") == "ALIVE" and actor.get("pid"):
-            found.add(int(actor["pid"]))
+            found.append(actor)
     return found
 
 

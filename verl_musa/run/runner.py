@@ -23,6 +23,7 @@ from verl_musa.run import RunOptions, gate, plan_view
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.finish import clean_up, write_metrics
 from verl_musa.run.follow import Follower, Limits
+from verl_musa.run.ground import LocalGround
 from verl_musa.run.guardian import Guardian
 from verl_musa.run.launch import expectation, job_command, job_runtime_env, own_variables
 from verl_musa.run.patches import collect, plan_digest
@@ -173,8 +174,7 @@ class Runner:
         Follower(
             run=run,
             record=record,
-            ray=ray,
-            owned=owned,
+            ground=LocalGround(ray, owned),
             display=self._display,
             submission_id=submission_id,
             expected={**expectation(prepared.recipe), "patch_plan": plan_digest(prepared.patches)},
