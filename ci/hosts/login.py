@@ -29,6 +29,7 @@ PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
+PermitUserEnvironment yes
 UseDNS no
 MaxStartups 100:30:200
 MaxSessions 100
@@ -61,7 +62,7 @@ def make_keys(folder: Path, names: Sequence[str]) -> Keys:
     return Keys(folder, {name: (folder / f"key-{name}.pub").read_text().strip() for name in names})
 
 
-def host_files(keys: Keys, name: str, hosts: Sequence[Host]) -> dict[str, tuple[str, int]]:
+def host_files(keys: Keys, name: str, hosts: Sequence[Host], shape: Shape) -> dict[str, tuple[str, int]]:
     """The files to put into a host before it starts: text and mode by path without the first slash."""
     user = keys.folder / "id_ed25519"
     return {
@@ -71,6 +72,7 @@ def host_files(keys: Keys, name: str, hosts: Sequence[Host]) -> dict[str, tuple[
         "usr/local/sbin/hosts-init": (INIT, 0o755),
         "root/.ssh/id_ed25519": (user.read_text(), 0o600),
         "root/.ssh/known_hosts": (known_hosts(keys, hosts), 0o600),
+        "root/.ssh/environment": ("".join(f"{key}={value}\n" for key, value in shape.environment), 0o600),
     }
 
 
@@ -96,7 +98,7 @@ class Plan:
 
     def files(self, host: Host) -> bytes:
         """What a host gets before it starts, as a tar."""
-        return as_tar(host_files(self.keys, host.name, self.hosts))
+        return as_tar(host_files(self.keys, host.name, self.hosts, self.shape))
 
 
 def as_tar(files: dict[str, tuple[str, int]]) -> bytes:

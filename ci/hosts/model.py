@@ -69,6 +69,7 @@ class Shape:
         mtu: of both networks.
         shared: folder of this machine behind ``/mnt/shared``; None: a new one.
         mounts: further folders of this machine, read-only, each under its own path.
+        environment: variables of ssh sessions.
     """
 
     count: int = 4
@@ -80,6 +81,7 @@ class Shape:
     mtu: int = 1500
     shared: Path | None = None
     mounts: tuple[Path, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= 64:  # noqa: PLR2004

@@ -15,8 +15,15 @@ _numbers = itertools.count(1)
 def _table(host: Host, rules: Sequence[str], *, hook: str = "input") -> Iterator[None]:
     """A firewall table of its own in a host, so that taking it back touches no other fault's."""
     name = f"fault{next(_numbers)}"
-    body = "\n".join(rules)
-    text = f"table inet {name} {{ chain all {{ type filter hook {hook} priority 0; policy accept;\n{body}\n}} }}\n"
+    lines = (
+        f"table inet {name} {{",
+        "chain rules {",
+        f"type filter hook {hook} priority 0; policy accept;",
+        *rules,
+        "}",
+        "}",
+    )
+    text = "".join(f"{line}\n" for line in lines)
     host.run(["nft", "-f", "-"], stdin=text)
     try:
         yield

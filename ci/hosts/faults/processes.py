@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from ci.hosts.model import Host, Hosts
 
 _LISTEN = """
-import socket, sys, time
+import collections, socket, sys
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
 server = socket.socket(family)
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 server.bind((sys.argv[1], int(sys.argv[2])))
 server.listen()
+kept = collections.deque(maxlen=50)  # a connection that nobody holds is closed
 while True:
-    server.accept()
+    kept.append(server.accept())
 """
 
 # The processes whose command line holds all of the words, as JSON; not this one and not those that started it.
