@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-SHARED = "/mnt/shared"
+SHARED = "/mnt/shared"  # verl-musa: ignore[path.machine] inside hosts that are made here
 """Where every host sees the shared folder."""
 
 RUN_LIMIT_S = 60.0

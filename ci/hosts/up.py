@@ -128,9 +128,7 @@ def make_networks(place: int) -> dict[Which, Network]:
     for index, which in enumerate(names):
         found[which] = Network(
             which,
-            ipaddress.IPv4Network(
-                f"10.{201 + index}.{place}.0/24"
-            ),  # verl-musa: ignore[net.address] of these networks
+            ipaddress.IPv4Network(f"10.{201 + index}.{place}.0/24"),
             ipaddress.IPv6Network(f"fd00:{201 + index}:{place}::/64"),
             f"eth{index}",
             f"vmh{place}{which[0]}",
