@@ -46,6 +46,7 @@ class Result:
         evidence: what it saw.
         fix: one line that says what to do; empty where nothing is wrong.
         where: file or ``file:line`` that the fix is about.
+        host: the host that it is about, where there are several.
     """
 
     check: str
@@ -54,6 +55,7 @@ class Result:
     evidence: str
     fix: str = ""
     where: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def exit_code(results: Sequence[Result]) -> int:
 
 
 def to_json(results: Sequence[Result]) -> dict[str, Any]:
-    """The results as plain data: ``{"schema", "exit_code", "counts", "checks"}``."""
+    """The results as plain data: ``{"schema", "exit_code", "counts", "checks"}``; ``host`` only where a result has one."""
     return {
         "schema": JSON_SCHEMA,
         "exit_code": exit_code(results),
@@ -148,6 +150,7 @@ def to_json(results: Sequence[Result]) -> dict[str, Any]:
                 "evidence": result.evidence,
                 "fix": result.fix,
                 "where": result.where,
+                **({"host": result.host} if result.host else {}),
             }
             for result in results
         ],

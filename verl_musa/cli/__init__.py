@@ -40,18 +40,34 @@ def _options(
 
 
 def _register_verbs() -> None:
-    from verl_musa.cli import convert, data, env, explain, gate, image, lint, patches, recipe, run, triage
+    from verl_musa.cli import (
+        convert,
+        data,
+        env,
+        explain,
+        gate,
+        image,
+        lint,
+        patches,
+        preflight,
+        recipe,
+        run,
+        site,
+        triage,
+    )
 
     app.add_typer(recipe.app, name="recipe")
     app.add_typer(patches.app, name="patches")
     app.add_typer(convert.app, name="convert")
     app.add_typer(data.app, name="data")
     app.add_typer(image.app, name="image")
+    app.add_typer(site.app, name="site")
     app.command(name="run")(run.run)
     app.command(name="explain")(explain.explain)
     app.command(name="gate")(gate.gate)
     app.command(name="env")(env.env)
     app.command(name="lint")(lint.lint)
+    app.command(name="preflight")(preflight.preflight)
     app.command(name="triage")(triage.triage)
 
 
