@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class BaseImages:
 
 def debian_command(base: Base, packages: list[str], target: Path) -> list[str]:
     """The command that puts a base together, the same files for the same package versions."""
-    options = [f"--dpkgopt=path-exclude={pattern}" for pattern in _TRIMMED]
+    options = ["--dpkgopt=force-unsafe-io"]  # an image that is cut off while it is made is made again
+    options += [f"--dpkgopt=path-exclude={pattern}" for pattern in _TRIMMED]
     options += [f"--dpkgopt=path-include={pattern}" for pattern in _KEPT]
     return [
         DEBIAN,
@@ -102,22 +104,25 @@ def _given(given: str, engine: Engine, log: Path, progress: Progress) -> BaseIma
 
 
 def _made(base: Base, engine: Engine, cache: Path, log: Path, progress: Progress) -> BaseImages:
-    tags = []
-    for kind, packages in (("runtime", base.packages), ("build", [*base.packages, *base.build_packages])):
-        tar = _debian_tar(base, list(packages), cache, log, progress)
-        tag = f"verl-musa-base-{kind}:{_sha256(tar)[:16]}"
+    kinds = {"runtime": list(base.packages), "build": [*base.packages, *base.build_packages]}
+    with ThreadPoolExecutor(len(kinds)) as pool:  # both mostly wait for the mirror and the disk
+        made = {kind: pool.submit(_debian_tar, base, packages, cache, log.with_suffix(f".{kind}.log"), progress)
+                for kind, packages in kinds.items()}  # fmt: skip
+        tars = {kind: job.result() for kind, job in made.items()}
+    tags = {kind: f"verl-musa-base-{kind}:{_sha256(tar)[:16]}" for kind, tar in tars.items()}
+    for kind, tag in tags.items():
         if not engine.has(tag):
             progress(f"importing the {kind} base")
-            engine.import_tar(tar, tag, log)
-        tags.append(tag)
-    runtime_tar = _debian_tar(base, list(base.packages), cache, log, progress)
-    identity = f"sha256:{_sha256(runtime_tar)}"
-    return BaseImages(tags[0], tags[1], identity, f"{base.suite} by {DEBIAN}, digest of its tar")
+            engine.import_tar(tars[kind], tag, log)
+    identity = f"sha256:{_sha256(tars['runtime'])}"
+    return BaseImages(
+        tags["runtime"], tags["build"], identity, f"{base.suite} by {DEBIAN}, digest of its tar"
+    )
 
 
 def _debian_tar(base: Base, packages: list[str], cache: Path, log: Path, progress: Progress) -> Path:
     """The tar of a base, made once for each list of packages and suite."""
-    key = hashlib.sha256(json.dumps([base.suite, base.mirror, packages, _TRIMMED, _KEPT, EPOCH]).encode())
+    key = hashlib.sha256(json.dumps([*debian_command(base, packages, Path("base.tar")), EPOCH]).encode())
     target = cache / f"debian-{key.hexdigest()[:16]}.tar"
     if target.is_file():
         return target

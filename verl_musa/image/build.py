@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -90,6 +91,7 @@ def build_image(options: BuildOptions, progress: Progress) -> Built:
         raise ImageError(
             "no such user in the images", where="--run-as", found=options.run_as, expected=" or ".join(USERS)
         )
+    progress = timed(progress)
     cache = options.cache or default_cache()
     (cache / "logs").mkdir(parents=True, exist_ok=True)
     log = cache / "logs" / f"{options.image}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.log"
@@ -125,6 +127,12 @@ def build_image(options: BuildOptions, progress: Progress) -> Built:
         progress("6/7 left as built: the pins do not ask for a normalised image")
     progress("7/7 checks inside the image")
     return _verified(engine, reference, log)
+
+
+def timed(progress: Progress) -> Progress:
+    """``progress`` with the seconds since now before each line."""
+    started = time.monotonic()
+    return lambda text: progress(f"{time.monotonic() - started:5.0f} s  {text}")
 
 
 def _build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from verl_musa.checks import Check, Finding, Result, Status, fail, ok, run_checks
@@ -44,7 +45,9 @@ def listing_of(engine: Engine, reference: str) -> Listing:
 
 def verify_image(engine: Engine, reference: str) -> list[Result]:
     """Hold an image against its provenance from outside, then run its own checks inside it."""
-    return [*run_checks([CONTENT], (engine, reference)), *_inside(engine, reference)]
+    with ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(_inside, engine, reference)
+        return [*run_checks([CONTENT], (engine, reference)), *inside.result()]
 
 
 def _check_content(subject: tuple[Engine, str]) -> Finding:

@@ -6,13 +6,11 @@ The base's own layers stay as they are. The result has the config of the build, 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import shutil
+import os
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +21,8 @@ from verl_musa.image.engine import Engine
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
+CHUNK = 1 << 20
+_END = bytes(2 * tarfile.BLOCKSIZE)
 
 
 def normalise(engine: Engine, reference: str, base: str, log: Path) -> str:
@@ -36,8 +36,8 @@ def normalise(engine: Engine, reference: str, base: str, log: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="normalise-", dir=log.parent) as folder:
         saved, target = Path(folder, "saved.tar"), Path(folder, "normal.tar")
         engine.save(reference, saved)
-        with tarfile.open(saved) as tar:
-            _rewrite(tar, target, reference, len(below), below)
+        with saved.open("rb") as source, tarfile.open(fileobj=source) as tar, target.open("wb") as out:
+            _rewrite(tar, out, reference, below)
         saved.unlink()
         engine.load(target, log)
     normal = engine.image_id(reference)
@@ -46,27 +46,26 @@ def normalise(engine: Engine, reference: str, base: str, log: Path) -> str:
     return normal
 
 
-def _rewrite(tar: tarfile.TarFile, target: Path, reference: str, count: int, below: Sequence[str]) -> None:
+def _rewrite(tar: tarfile.TarFile, out: IO[bytes], reference: str, below: Sequence[str]) -> None:
+    """Write the saved image ``tar`` anew. Its gigabytes are read once and written once."""
     manifest = json.loads(_read(tar, "manifest.json"))[0]
     config = json.loads(_read(tar, manifest["Config"]))
+    count = len(below)
     if config["rootfs"]["diff_ids"][:count] != list(below):
         raise ImageError("the image is not laid over its base", where=reference, expected=", ".join(below))
-    with tempfile.TemporaryFile(dir=target.parent) as merged:
-        digest = _merge(tar, manifest["Layers"][count:], merged, target.parent)
-        config["rootfs"]["diff_ids"] = [*below, f"sha256:{digest}"]
-        settled = json.dumps(_settled(config, count), sort_keys=True).encode()
-        names = [f"{index}/layer.tar" for index in range(count + 1)]
-        with tarfile.open(target, "w") as out:
-            for name, layer in zip(names, manifest["Layers"][:count], strict=False):
-                member = tar.getmember(layer)
-                _add(out, name, member.size, _stream(tar, layer))
-            size = merged.seek(0, io.SEEK_END)
-            merged.seek(0)
-            _add(out, names[-1], size, merged)
-            config_name = f"{hashlib.sha256(settled).hexdigest()}.json"
-            _add(out, config_name, len(settled), io.BytesIO(settled))
-            listed = json.dumps([{"Config": config_name, "RepoTags": [reference], "Layers": names}]).encode()
-            _add(out, "manifest.json", len(listed), io.BytesIO(listed))
+    names = [f"{index}/layer.tar" for index in range(count + 1)]
+    for name, layer in zip(names, manifest["Layers"][:count], strict=False):
+        member = _member(tar, layer)
+        _write(out, _header(name, member.size), [_Piece(tar, member.offset_data, member.size)])
+    pieces = _merged(tar, manifest["Layers"][count:])
+    digest = _write(out, _header(names[-1], sum(len(piece) for piece in pieces)), pieces)
+    config["rootfs"]["diff_ids"] = [*below, f"sha256:{digest}"]
+    settled = json.dumps(_settled(config, count), sort_keys=True).encode()
+    config_name = f"{hashlib.sha256(settled).hexdigest()}.json"
+    listed = json.dumps([{"Config": config_name, "RepoTags": [reference], "Layers": names}]).encode()
+    for name, content in ((config_name, settled), ("manifest.json", listed)):
+        _write(out, _header(name, len(content)), [content])
+    out.write(_END)
 
 
 def _settled(config: dict[str, Any], count: int) -> dict[str, Any]:
@@ -86,33 +85,75 @@ def _settled(config: dict[str, Any], count: int) -> dict[str, Any]:
     }
 
 
-def _merge(tar: tarfile.TarFile, layers: Sequence[str], merged: IO[bytes], place: Path) -> str:
-    """Lay ``layers`` over each other into one sorted tar; return its digest."""
-    with tempfile.TemporaryDirectory(prefix="layers-", dir=place) as folder, ExitStack() as stack:
-        opened = []
-        for index, layer in enumerate(layers):
-            file = Path(folder, f"{index}.tar")
-            with file.open("wb") as out:
-                shutil.copyfileobj(_stream(tar, layer), out, 1 << 20)
-            opened.append(stack.enter_context(tarfile.open(file)))
-        chosen = dict(_top_entries(opened))
-        with tarfile.open(fileobj=merged, mode="w", format=tarfile.PAX_FORMAT) as whole:
-            for path in sorted(chosen):
-                source, member = chosen[path]
-                whole.addfile(_plain(member, path), source.extractfile(member) if member.isreg() else None)
-    merged.seek(0)
+class _Piece:
+    """A range of the saved image, read when it is written."""
+
+    def __init__(self, tar: tarfile.TarFile, offset: int, size: int) -> None:
+        self._tar, self._offset, self._size = tar, offset, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        source = self._tar.fileobj
+        if source is None:
+            raise AssertionError("an open tar has its file")
+        source.seek(self._offset)
+        left = self._size
+        while left and (piece := source.read(min(left, CHUNK))):
+            left -= len(piece)
+            yield piece
+        if left:
+            raise ImageError("the saved image ends too early", where=str(self._tar.name))
+
+
+def _write(out: IO[bytes], header: bytes, pieces: Sequence[bytes | _Piece]) -> str:
+    """Append one entry to a tar; return the digest of its content."""
+    out.write(header)
     digest = hashlib.sha256()
-    while piece := merged.read(1 << 20):
-        digest.update(piece)
+    for piece in pieces:
+        for data in (piece,) if isinstance(piece, bytes) else piece:
+            digest.update(data)
+            out.write(data)
+    out.write(_padding(sum(len(piece) for piece in pieces)))
     return digest.hexdigest()
 
 
-def _top_entries(
-    opened: Sequence[tarfile.TarFile],
-) -> Iterator[tuple[str, tuple[tarfile.TarFile, tarfile.TarInfo]]]:
-    """Each path's last entry. A path that a later layer takes away leaves its whiteout, since the base may have it."""
-    found: dict[str, tuple[tarfile.TarFile, tarfile.TarInfo]] = {}
-    for source in opened:
+def _header(name: str, size: int) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = size, int(EPOCH), 0o644
+    return _encoded(entry)
+
+
+def _encoded(entry: tarfile.TarInfo) -> bytes:
+    return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _merged(tar: tarfile.TarFile, layers: Sequence[str]) -> list[bytes | _Piece]:
+    """``layers`` laid over each other: the pieces of one sorted tar."""
+    chosen: dict[str, tuple[int, tarfile.TarInfo]] = {}
+    for layer in layers:
+        _lay_over(chosen, tar, _member(tar, layer))
+    pieces: list[bytes | _Piece] = []
+    for path in sorted(chosen):
+        start, member = chosen[path]
+        pieces.append(_encoded(_plain(member, path)))
+        if member.isreg() and member.size:
+            pieces.append(_Piece(tar, start + member.offset_data, member.size))
+            pieces.append(_padding(member.size))
+    return [*pieces, _END]
+
+
+def _lay_over(
+    found: dict[str, tuple[int, tarfile.TarInfo]], tar: tarfile.TarFile, layer: tarfile.TarInfo
+) -> None:
+    """Add a layer's entries. A path that it takes away leaves its whiteout, since the base may have it."""
+    own: dict[str, tarfile.TarInfo] = {}
+    with tarfile.open(fileobj=tar.extractfile(layer)) as source:
         for member in source:
             path = member.name.removeprefix("./").rstrip("/")
             folder, _, name = path.rpartition("/")
@@ -123,9 +164,9 @@ def _top_entries(
             else:
                 found.pop(f"{folder}/{WHITEOUT}{name}".lstrip("/"), None)  # taken away and put there again
             # A hard link as a copy: it would depend on which of the names came first.
-            kept = _as_file(member, source.getmember(member.linkname)) if member.islnk() else member
-            found[path] = (source, kept)
-    yield from found.items()
+            kept = _as_file(member, own[member.linkname.removeprefix("./")]) if member.islnk() else member
+            own[path] = kept
+            found[path] = (layer.offset_data, kept)
 
 
 def _as_file(link: tarfile.TarInfo, real: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -161,20 +202,14 @@ def _plain(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
 
 
 def _read(tar: tarfile.TarFile, name: str) -> bytes:
-    return _stream(tar, name).read()
-
-
-def _stream(tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    member = tar.getmember(name)
-    if member.issym():  # the engine links a layer that occurs twice
-        member = tar.getmember(str(Path(name).parent / member.linkname))
-    stream = tar.extractfile(member)
+    stream = tar.extractfile(_member(tar, name))
     if stream is None:
         raise ImageError("not a file in the saved image", where=name)
-    return stream
+    return stream.read()
 
 
-def _add(out: tarfile.TarFile, name: str, size: int, stream: IO[bytes]) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mtime, entry.mode = size, int(EPOCH), 0o644
-    out.addfile(entry, stream)
+def _member(tar: tarfile.TarFile, name: str) -> tarfile.TarInfo:
+    member = tar.getmember(name)
+    if member.issym():  # the engine links a layer that occurs twice
+        member = tar.getmember(os.path.normpath(Path(name).parent / member.linkname))
+    return member

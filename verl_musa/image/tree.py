@@ -59,18 +59,22 @@ class HashCache:
     A file whose content changes gets another change date, which no program can set.
 
     Args:
-        name: what the files belong to; one cache file for each.
+        name: what the files belong to; one cache file for each. None: nothing is read or kept, only this process remembers.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | None) -> None:
+        self._known: dict[str, list[object]] = {}
+        self._changed = False
+        self._file: Path | None = None
+        if name is None:
+            return
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         key = hashlib.sha256(name.encode()).hexdigest()[:16]
         self._file = Path(base) / "verl-musa" / "hashes" / f"{key}.json"
         try:
-            self._known: dict[str, list[object]] = json.loads(self._file.read_text(encoding="utf-8"))
+            self._known = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             self._known = {}
-        self._changed = False
 
     def get(self, path: str, facts: os.stat_result) -> str | None:
         """The digest of a file that has not changed since it was hashed."""
@@ -97,7 +101,7 @@ class HashCache:
 
     def save(self) -> None:
         """Keep what was hashed for the next time; a cache that cannot be written is only slower."""
-        if not self._changed:
+        if not self._changed or self._file is None:
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -193,9 +197,9 @@ def in_image(path: str) -> bool:
     )
 
 
-def list_filesystem(root: Path = Path("/")) -> Listing:
-    """List a whole file system as an image's content, with full mode bits."""
-    return list_folder(root, keep=in_image, only_executable=False)
+def list_filesystem(root: Path = Path("/"), cache: HashCache | None = None) -> Listing:
+    """List a whole file system as an image's content, with full mode bits; ``cache`` as for :func:`list_folder`."""
+    return list_folder(root, keep=in_image, cache=cache, only_executable=False)
 
 
 def list_tar(stream: IO[bytes]) -> Listing:
