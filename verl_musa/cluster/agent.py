@@ -134,7 +134,9 @@ def _said_at_the_end(state: NodeState, states: NodeStates) -> str:
     session = state.session
     said = tail(session / "logs" / "ray_process_exit.log", 20) if session else ""
     return (
-        said or tail(states.log(state.cluster), 8) or "it left no words; it was killed, or the host was restarted"
+        said
+        or tail(states.log(state.cluster), 8)
+        or "it left no words; it was killed, or the host was restarted"
     )
 
 
@@ -218,7 +220,14 @@ def serve(verb: str, text: str, states: NodeStates | None = None) -> Answer:
                             expected=" or ".join(VERBS), fix="install the same verl-musa on all hosts")  # fmt: skip
         return VERBS[verb](request, states or NodeStates())
     except VerlMusaError as error:
-        return {"error": {"message": error.message, "found": error.found, "expected": error.expected, "fix": error.fix}}
+        return {
+            "error": {
+                "message": error.message,
+                "found": error.found,
+                "expected": error.expected,
+                "fix": error.fix,
+            }
+        }
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError, psutil.Error) as error:
         return {"error": {"message": f"the agent failed: {type(error).__name__}: {error}"[:500]}}
 

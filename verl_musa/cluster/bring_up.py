@@ -206,7 +206,9 @@ def bring_up(
     progress(f"waiting for all {len(cluster.members)} hosts in {cluster.url}/api/v0/nodes")
     wait_nodes(cluster, api, timeout_s=NODES_S, pause=pause)
     if health_s:
-        progress(f"looking again in {health_s:.0f} s: Ray takes that long to notice a host that it cannot reach")
+        progress(
+            f"looking again in {health_s:.0f} s: Ray takes that long to notice a host that it cannot reach"
+        )
         pause(health_s)
         wait_nodes(cluster, api, timeout_s=NODES_S / 2, pause=pause)
 

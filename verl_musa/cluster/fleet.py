@@ -131,7 +131,9 @@ def failure(answered: Answered, doing: str) -> HostError:
         told = {name: answered.error.get(name) for name in ("found", "expected", "fix")}
         return HostError(str(answered.error["message"]), where=answered.host, **told)
     return HostError(
-        f"{doing}: the host does not answer" if answered.unreachable else f"{doing}: its agent does not answer",
+        f"{doing}: the host does not answer"
+        if answered.unreachable
+        else f"{doing}: its agent does not answer",
         where=answered.host,
         found=answered.why,
         expected="an answer of verl_musa.cluster.agent",
@@ -162,7 +164,9 @@ def try_members(
     """Those of the hosts that answer as they should, and what is wrong with the others."""
     asked = now()
     arrived: dict[str, float] = {}
-    answers = fleet.call_all(hosts, "facts", lambda _: {}, seen=lambda one: arrived.setdefault(one.host, now()))
+    answers = fleet.call_all(
+        hosts, "facts", lambda _: {}, seen=lambda one: arrived.setdefault(one.host, now())
+    )
     found, wrong = [], {}
     for host in hosts:
         answered = answers[host.name]

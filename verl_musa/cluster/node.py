@@ -72,7 +72,11 @@ class NodeSpec:
 
     def to_json(self) -> dict[str, Any]:
         """As it travels to the host."""
-        return {**asdict(self), "variables": dict(self.variables), "ports": self.ports.model_dump(mode="json")}
+        return {
+            **asdict(self),
+            "variables": dict(self.variables),
+            "ports": self.ports.model_dump(mode="json"),
+        }
 
     @classmethod
     def from_json(cls, value: Any) -> NodeSpec:
