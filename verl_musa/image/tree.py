@@ -209,20 +209,37 @@ def list_tar(stream: IO[bytes]) -> Listing:
         tarfile.TarError: not a tar.
     """
     found: Listing = {}
-    with tarfile.open(fileobj=stream, mode="r|") as tar:
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as tar:
         for member in tar:
-            path = member.name.removeprefix("./").strip("/")
-            if not path or not in_image(path):
-                continue
-            if member.islnk():
-                found[path] = found[member.linkname.removeprefix("./")]
-            elif member.issym():
-                found[path] = f"l - {member.linkname}"
-            elif member.isdir():
-                found[path] = f"d {member.mode & 0o7777:o} -"
-            elif member.isfile():
-                found[path] = f"f {member.mode & 0o7777:o} {_sha256_of(tar.extractfile(member))}"
+            path = tar_path(member)
+            if path and in_image(path):
+                digest = _sha256_of(tar.extractfile(member)) if member.isreg() else ""
+                entry = tar_entry(member, digest, found)
+                if entry:
+                    found[path] = entry
     return found
+
+
+def tar_path(member: tarfile.TarInfo) -> str:
+    """The path of an entry of a file system's tar, relative to its root; empty for the root."""
+    return member.name.removeprefix("./").strip("/")
+
+
+def tar_entry(member: tarfile.TarInfo, digest: str, found: Mapping[str, str]) -> str:
+    """What a listing says of a tar's entry; empty for devices and pipes.
+
+    Args:
+        member: the entry.
+        digest: SHA-256 of its content, for a file.
+        found: the listing so far: a hard link is what its target is.
+    """
+    if member.islnk():
+        return found.get(member.linkname.removeprefix("./"), "")
+    if member.issym():
+        return f"l - {member.linkname}"
+    if member.isdir():
+        return f"d {member.mode & 0o7777:o} -"
+    return f"f {member.mode & 0o7777:o} {digest}" if member.isreg() else ""
 
 
 def _sha256_of(stream: IO[bytes] | None) -> str:
