@@ -62,6 +62,23 @@ def _ssh(view: View, host: Host) -> Finding:
     return ssh_finding(host, view.done[host.name])
 
 
+def _count(view: View, host: Host) -> Finding | None:
+    if view.resolved is None or not host.head:
+        return None
+    count, wanted = len(view.hosts), view.resolved.recipe.cluster.nodes
+    if count < wanted:
+        return fail(
+            f"{count} hosts, the recipe wants {wanted}",
+            "name more hosts in the site or with --hosts, or choose a variant for fewer",
+        )
+    if count > wanted:
+        return warn(
+            f"{count} hosts, the recipe uses {wanted}",
+            "name only as many with --hosts, or choose a variant for more",
+        )
+    return ok(f"{count} hosts")
+
+
 def _clock(view: View, host: Host) -> Finding | None:
     if host.head:
         return None
@@ -194,6 +211,7 @@ def _pids(view: View, host: Host) -> Finding:
 
 SSH = HostCheck("host.ssh", "ssh, without a question", _ssh)
 CHECKS = (
+    HostCheck("host.count", "number of hosts against the recipe", _count),
     HostCheck("host.clock", "clock against the head's", _clock),
     HostCheck("host.memory", "free memory", _memory),
     HostCheck("host.cpus", "usable CPUs", _cpus),

@@ -177,21 +177,29 @@ def _ifname(view: View, host: Host) -> Finding | None:
                 f"{variable}={text} names none of {', '.join(sorted(interfaces))}",
                 "name an interface that this host has, or give the host another name for it",
             )
-        if len(view.hosts) > 1 and all(interfaces[name]["loopback"] for name in chosen):
+        wrong = _bound_wrong(view, host, chosen)
+        if wrong:
             return fail(
-                f"{variable}={text}: no other host is reached over the loopback",
-                "name the training interface in the recipe's network block",
-            )
-        address = view.addresses.get(host.name)
-        if address and not any(
-            entry["address"] == address for name in chosen for entry in interfaces[name]["addresses"]
-        ):
-            return fail(
-                f"{variable}={text} is {', '.join(chosen)}, without the training address {address}",
-                "name the training interface",
+                f"{variable}={text} is {', '.join(chosen)}: {wrong}",
+                "name the training interface in the network block of the recipe",
             )
         seen.append(f"{variable}={text}")
     return ok(", ".join(seen)) if seen else None
+
+
+def _bound_wrong(view: View, host: Host, chosen: Sequence[str]) -> str:
+    """What is wrong with the interfaces that a library takes; empty where nothing is."""
+    if len(view.hosts) == 1:
+        return ""
+    interfaces = view.part(host, "net")["interfaces"]
+    if all(interfaces[name]["loopback"] for name in chosen):
+        return "no other host is reached over the loopback"
+    address = view.addresses.get(host.name)
+    if address and not any(
+        entry["address"] == address for name in chosen for entry in interfaces[name]["addresses"]
+    ):
+        return f"without the training address {address}"
+    return ""
 
 
 def _chosen(text: str, names: Mapping[str, Any], *, exact: bool) -> list[str]:
