@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.engine import NoEngineError, engine
-from ci.hosts.base import default_cache, layered_image, light_image, light_root
+from ci.hosts.base import default_cache, install_in_ci, layered_image, light_image, light_root
 from ci.hosts.docker import Docker
 from ci.hosts.login import Plan, make_keys, write_login
 from ci.hosts.model import Backend, Host, Hosts, Network, NoHostsError, Shape, Which
@@ -60,6 +60,7 @@ def up(
     Raises:
         NoHostsError: neither can be had here; the text says why, of both.
     """
+    install_in_ci()
     start = time.monotonic()
     with ExitStack() as stack:
         place = stack.enter_context(_place())
