@@ -160,7 +160,7 @@ def site_text(
     hosts: Sequence[Host],
     networks: dict[Which, Network],
     *,
-    python: str | None = None,
+    python: Path | None = None,
     key: Path | None = None,
     known: Path | None = None,
 ) -> str:

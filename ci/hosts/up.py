@@ -116,7 +116,8 @@ def _bring_up(stack: ExitStack, wish: _Wish) -> Hosts:
     shared.mkdir(parents=True, exist_ok=True)
     stack.callback(backend.close)
     backend.up(Plan(wish.shape, image, hosts, networks, keys, shared))
-    write_login(keys, hosts, networks, IMAGE_PYTHON if wish.shape.image is not None else None)
+    python = wish.shape.python or (None if wish.shape.image is None else Path(IMAGE_PYTHON))
+    write_login(keys, hosts, networks, python)
     made = Hosts(hosts, networks, keys.folder, shared, backend)
     made.wait_for_ssh()
     return made
