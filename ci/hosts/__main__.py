@@ -1,6 +1,6 @@
 """Hosts for people: up, look, down.
 
-    python -m ci.hosts up [--count N] [--image REF] [--kind docker|netns] [--docker-host ADDRESS] [--folder DIR]
+    python -m ci.hosts up [--count N] [--image REF | --stack] [--kind docker|netns] [--docker-host ADDRESS] [--folder DIR]
     python -m ci.hosts status [--folder DIR]
     python -m ci.hosts down [--folder DIR]
 
@@ -24,6 +24,7 @@ from typing import Any
 
 from ci.engine import NoEngineError
 from ci.hosts.model import Host, Hosts, NoHostsError, Shape
+from ci.hosts.stack import with_stack
 from ci.hosts.up import up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=("up", "status", "down", "hold"))
     parser.add_argument("--count", type=int, default=4)
     parser.add_argument("--image", help="reference in the engine; default: the light base")
+    parser.add_argument(
+        "--stack",
+        action="store_true",
+        help="this Python, all that is installed beside it and this checkout in every host",
+    )
     parser.add_argument("--kind", choices=("docker", "netns"))
     parser.add_argument(
         "--docker-host", help="address of an engine that runs; default: DOCKER_HOST, else one of our own"
@@ -94,6 +100,7 @@ def _hold(given: argparse.Namespace, folder: Path) -> int:
     shape = Shape(
         count=given.count, image=given.image, memory=given.memory, shm=given.shm, shared=given.shared
     )
+    shape = with_stack(shape) if given.stack else shape
     try:
         with up(shape, kind=given.kind, docker_host=given.docker_host, folder=folder) as hosts:
             state = folder / "state.json"

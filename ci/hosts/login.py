@@ -133,7 +133,7 @@ def names_of(hosts: Sequence[Host]) -> list[tuple[str, str]]:
 
 
 def write_login(
-    keys: Keys, hosts: Sequence[Host], networks: dict[Which, Network], python: str | None
+    keys: Keys, hosts: Sequence[Host], networks: dict[Which, Network], python: Path | None
 ) -> None:
     """Write ``ssh_config``, ``known_hosts``, ``hostfile`` and ``site.yaml`` for commands of this machine."""
     folder = keys.folder
@@ -160,7 +160,7 @@ def site_text(
     hosts: Sequence[Host],
     networks: dict[Which, Network],
     *,
-    python: str | None = None,
+    python: Path | None = None,
     key: Path | None = None,
     known: Path | None = None,
 ) -> str:

@@ -70,6 +70,7 @@ class Shape:
         shared: folder of this machine behind ``/mnt/shared``; None: a new one.
         mounts: further folders of this machine, read-only, each under its own path.
         environment: variables of ssh sessions.
+        python: Python with verl-musa in there, for ``site.yaml``; None: that of our images, or none.
     """
 
     count: int = 4
@@ -82,6 +83,7 @@ class Shape:
     shared: Path | None = None
     mounts: tuple[Path, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    python: Path | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= 64:  # noqa: PLR2004

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.engine import NoEngineError, engine
-from ci.hosts.base import default_cache, layered_image, light_image, light_root
+from ci.hosts.base import default_cache, install_in_ci, layered_image, light_image, light_root
 from ci.hosts.docker import Docker
 from ci.hosts.login import Plan, make_keys, write_login
 from ci.hosts.model import Backend, Host, Hosts, Network, NoHostsError, Shape, Which
@@ -60,6 +60,7 @@ def up(
     Raises:
         NoHostsError: neither can be had here; the text says why, of both.
     """
+    install_in_ci()
     start = time.monotonic()
     with ExitStack() as stack:
         place = stack.enter_context(_place())
@@ -115,7 +116,8 @@ def _bring_up(stack: ExitStack, wish: _Wish) -> Hosts:
     shared.mkdir(parents=True, exist_ok=True)
     stack.callback(backend.close)
     backend.up(Plan(wish.shape, image, hosts, networks, keys, shared))
-    write_login(keys, hosts, networks, IMAGE_PYTHON if wish.shape.image is not None else None)
+    python = wish.shape.python or (None if wish.shape.image is None else Path(IMAGE_PYTHON))
+    write_login(keys, hosts, networks, python)
     made = Hosts(hosts, networks, keys.folder, shared, backend)
     made.wait_for_ssh()
     return made
