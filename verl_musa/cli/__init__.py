@@ -40,7 +40,21 @@ def _options(
 
 
 def _register_verbs() -> None:
-    from verl_musa.cli import cluster, convert, data, env, explain, gate, image, lint, patches, recipe, run, triage
+    from verl_musa.cli import (
+        cluster,
+        convert,
+        data,
+        env,
+        explain,
+        gate,
+        image,
+        lint,
+        patches,
+        recipe,
+        run,
+        runs,
+        triage,
+    )
 
     app.add_typer(recipe.app, name="recipe")
     app.add_typer(patches.app, name="patches")
@@ -49,6 +63,12 @@ def _register_verbs() -> None:
     app.add_typer(image.app, name="image")
     app.add_typer(cluster.app, name="cluster")
     app.command(name="run")(run.run)
+    app.command(name="follow")(runs.follow)
+    app.command(name="status")(runs.status)
+    app.command(name="stop")(runs.stop)
+    app.command(name="resume")(runs.resume)
+    app.command(name="logs")(runs.logs)
+    app.command(name="list")(runs.list_)
     app.command(name="explain")(explain.explain)
     app.command(name="gate")(gate.gate)
     app.command(name="env")(env.env)

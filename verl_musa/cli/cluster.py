@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,7 +40,13 @@ def up(
     nodes: Nodes = None,
     devices_per_node: DevicesPerNode = None,
     cpus_per_node: Annotated[
-        int | None, typer.Option("--cpus-per-node", min=1, metavar="N", help="Logical CPUs that Ray hands out on each host; by default those of the smallest.")
+        int | None,
+        typer.Option(
+            "--cpus-per-node",
+            min=1,
+            metavar="N",
+            help="Logical CPUs that Ray hands out on each host; by default those of the smallest.",
+        ),
     ] = None,
     site: Site = None,
 ) -> int:
@@ -50,7 +55,15 @@ def up(
     Asked again with the same --id it changes nothing. A Ray that it did not start is never touched.
     Exit code: 0 when the cluster is up, 2 when it is not; then nothing of it is left running.
     """  # fmt: skip
-    from verl_musa.cluster.bring_up import Cluster, bring_up, check_id, forget_record, keep_record, owner, take_down
+    from verl_musa.cluster.bring_up import (
+        Cluster,
+        bring_up,
+        check_id,
+        forget_record,
+        keep_record,
+        owner,
+        take_down,
+    )
     from verl_musa.cluster.fleet import Fleet, members
     from verl_musa.cluster.hosts import chosen, devices_of, hosts_of
     from verl_musa.cluster.ssh import Ssh
@@ -62,14 +75,19 @@ def up(
     fleet = Fleet(Ssh(facts), facts.python)
     found = members(fleet, some, facts, time.time)
     wanted = Cluster(
-        cluster=check_id(cluster or f"cluster-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"),
+        cluster=check_id(
+            cluster or f"cluster-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+        ),
         owner=owner(),
         members=found,
         num_gpus=devices_of(some, devices_per_node),
         num_cpus=cpus_per_node or min(member.cpus for member in found),
         ports=facts.ray,
     )
-    was_there = {name: a.answer is not None and a.answer.get("state") == "up" for name, a in _ask(wanted.cluster, some, fleet).items()}
+    was_there = {
+        name: a.answer is not None and a.answer.get("state") == "up"
+        for name, a in _ask(wanted.cluster, some, fleet).items()
+    }
     keep_record(wanted, facts)
     try:
         bring_up(wanted, fleet, _note)
@@ -79,8 +97,17 @@ def up(
         if not take_down(wanted.cluster, new, fleet, _note) and not any(was_there.values()):
             forget_record(wanted.cluster, facts)
         raise
-    Console().print(_table([(m.name, m.address, "head" if m is wanted.head else "worker", "up", str(wanted.num_gpus)) for m in found]))
-    typer.echo(f"cluster {wanted.cluster} is up: {wanted.url}; end it with `verl-musa cluster down {wanted.cluster}`")
+    Console().print(
+        _table(
+            [
+                (m.name, m.address, "head" if m is wanted.head else "worker", "up", str(wanted.num_gpus))
+                for m in found
+            ]
+        )
+    )
+    typer.echo(
+        f"cluster {wanted.cluster} is up: {wanted.url}; end it with `verl-musa cluster down {wanted.cluster}`"
+    )
     return 0
 
 
@@ -101,7 +128,9 @@ def _table(rows: Sequence[Sequence[str]]) -> Table:
 
 @app.command("status")
 def status(
-    cluster: Annotated[str | None, typer.Argument(metavar="ID", help="By default all clusters of the site.")] = None,
+    cluster: Annotated[
+        str | None, typer.Argument(metavar="ID", help="By default all clusters of the site.")
+    ] = None,
     *,
     as_json: AsJson = False,
     site: Site = None,
@@ -123,7 +152,14 @@ def status(
         shown.append({"cluster": known.cluster, "owner": known.owner, "url": known.url, "hosts": rows})
         if not as_json:
             typer.echo(f"cluster {known.cluster} of {known.owner}: {known.url}")
-            Console().print(_table([[str(row[key]) for key in ("host", "address", "role", "state", "devices")] for row in rows]))
+            Console().print(
+                _table(
+                    [
+                        [str(row[key]) for key in ("host", "address", "role", "state", "devices")]
+                        for row in rows
+                    ]
+                )
+            )
     if as_json:
         typer.echo(json.dumps({"schema": JSON_SCHEMA, "exit_code": code, "clusters": shown}, indent=2))
     elif not shown:
@@ -138,7 +174,11 @@ def _named(cluster: str | None, facts: Any) -> list[Known]:
     known = known_clusters(facts)
     if cluster is None:
         return list(known.values())
-    fitting = [known[cluster]] if cluster in known else [one for name, one in known.items() if name.startswith(cluster)]
+    fitting = (
+        [known[cluster]]
+        if cluster in known
+        else [one for name, one in known.items() if name.startswith(cluster)]
+    )
     if len(fitting) != 1:
         raise HostError(
             f"no record of a cluster {cluster}" if not fitting else f"several clusters begin with {cluster}",
@@ -157,7 +197,11 @@ def _look(known: Known, fleet: Any) -> tuple[list[dict[str, Any]], int]:
 
     answers = statuses(known.cluster, known.hosts, fleet)
     try:
-        nodes = {str(node.get("node_ip")): str(node.get("state")) for node in JobsApi(known.url).nodes() if node.get("state") == "ALIVE"}
+        nodes = {
+            str(node.get("node_ip")): str(node.get("state"))
+            for node in JobsApi(known.url).nodes()
+            if node.get("state") == "ALIVE"
+        }
         reached = True
     except RayApiError:
         nodes, reached = {}, False
@@ -173,7 +217,15 @@ def _look(known: Known, fleet: Any) -> tuple[list[dict[str, Any]], int]:
             state, code = "up, but not in Ray", max(code, LOST)
         else:
             state = "up"
-        rows.append({"host": host.name, "address": address, "role": "head" if host.head else "worker", "state": state, "devices": known.num_gpus})
+        rows.append(
+            {
+                "host": host.name,
+                "address": address,
+                "role": "head" if host.head else "worker",
+                "state": state,
+                "devices": known.num_gpus,
+            }
+        )
     return rows, code if reached or code else LOST
 
 
@@ -188,21 +240,21 @@ def down(
 
     Exit code: 0 when nothing of it is left, 3 when a host does not answer (its record is then kept).
     """
-    from verl_musa.cluster.bring_up import forget_record, take_down
+    from verl_musa.cluster.bring_up import check_id, forget_record, known_clusters, take_down
     from verl_musa.cluster.fleet import Fleet
+    from verl_musa.cluster.hosts import hosts_of
     from verl_musa.cluster.ssh import Ssh
     from verl_musa.recipe import load_site
 
     facts = load_site(site)
-    known = _named(cluster, facts)[0]
+    known = known_clusters(facts).get(check_id(cluster))
+    # Without a record (taken down before, or lost) the hosts themselves still know what they started.
+    every = known.hosts if known is not None else hosts_of(facts, split_hosts(hosts))
     wanted = set(split_hosts(hosts))
-    some = [host for host in known.hosts if not wanted or host.name in wanted]
-    problems = take_down(known.cluster, [replace(host) for host in some], Fleet(Ssh(facts), facts.python), _note)
-    if problems:
+    some = [host for host in every if not wanted or host.name in wanted]
+    if take_down(cluster, some, Fleet(Ssh(facts), facts.python), _note):
         return DOWN
-    if len(some) == len(known.hosts):
-        forget_record(known.cluster, facts)
-    typer.echo(f"cluster {known.cluster}: nothing of it is left on {len(some)} hosts")
+    if len(some) == len(every):
+        forget_record(cluster, facts)
+    typer.echo(f"cluster {cluster}: nothing of it is left on {len(some)} hosts")
     return 0
-
-

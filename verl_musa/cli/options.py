@@ -45,11 +45,33 @@ Head = Annotated[
     str | None, typer.Option("--head", metavar="NAME", help="The host for Ray's head; by default the site's.")
 ]
 Nodes = Annotated[
-    int | None, typer.Option("--nodes", min=1, metavar="N", help="Number of hosts; by default the recipe's, or all that --hosts names.")
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=1,
+        metavar="N",
+        help="Number of hosts; by default the recipe's, or all that --hosts names.",
+    ),
 ]
 DevicesPerNode = Annotated[
     int | None,
-    typer.Option("--devices-per-node", min=1, max=64, metavar="N", help="Devices of each host; by default the hosts' slots, or the recipe's."),
+    typer.Option(
+        "--devices-per-node",
+        min=1,
+        max=64,
+        metavar="N",
+        help="Devices of each host; by default the hosts' slots, or the recipe's.",
+    ),
+]
+Retries = Annotated[
+    int,
+    typer.Option(
+        "--retries",
+        min=0,
+        max=100,
+        metavar="N",
+        help="How often a run that has lost a host goes on by itself from its last verified checkpoint.",
+    ),
 ]
 
 

@@ -40,8 +40,11 @@ Request = Mapping[str, Any]
 Answer = dict[str, Any]
 
 
-def facts(_: Request, states: NodeStates) -> Answer:
-    """What the host is: its addresses by interface, its clock, CPUs, memory, and what runs the agent."""
+def facts(request: Request, states: NodeStates) -> Answer:
+    """What the host is: its addresses by interface, its clock, CPUs, memory, and what runs the agent.
+
+    ``named``: the addresses that the name has here under which ssh reached it.
+    """
     addresses = {
         name: [entry.address.partition("%")[0] for entry in entries if entry.family in {socket.AF_INET, socket.AF_INET6}]
         for name, entries in psutil.net_if_addrs().items()
@@ -49,6 +52,8 @@ def facts(_: Request, states: NodeStates) -> Answer:
     return {
         "hostname": platform.node(),
         "addresses": addresses,
+        "connected_by": [*os.environ.get("SSH_CONNECTION", "").split()[2:3]],
+        "named": _resolved(str(request.get("name", ""))),
         "cpus": os.cpu_count() or 1,
         "memory": psutil.virtual_memory().total,
         "python": platform.python_version(),
@@ -57,6 +62,14 @@ def facts(_: Request, states: NodeStates) -> Answer:
         "clusters": [_short(state) for state in states.all()],
         **_clock(),
     }
+
+
+def _resolved(name: str) -> list[str]:
+    if not name:
+        return []
+    with suppress(OSError, UnicodeError):
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+    return []
 
 
 def _version(name: str) -> str | None:
@@ -134,7 +147,9 @@ def _said_at_the_end(state: NodeState, states: NodeStates) -> str:
     session = state.session
     said = tail(session / "logs" / "ray_process_exit.log", 20) if session else ""
     return (
-        said or tail(states.log(state.cluster), 8) or "it left no words; it was killed, or the host was restarted"
+        said
+        or tail(states.log(state.cluster), 8)
+        or "it left no words; it was killed, or the host was restarted"
     )
 
 
@@ -218,7 +233,14 @@ def serve(verb: str, text: str, states: NodeStates | None = None) -> Answer:
                             expected=" or ".join(VERBS), fix="install the same verl-musa on all hosts")  # fmt: skip
         return VERBS[verb](request, states or NodeStates())
     except VerlMusaError as error:
-        return {"error": {"message": error.message, "found": error.found, "expected": error.expected, "fix": error.fix}}
+        return {
+            "error": {
+                "message": error.message,
+                "found": error.found,
+                "expected": error.expected,
+                "fix": error.fix,
+            }
+        }
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError, psutil.Error) as error:
         return {"error": {"message": f"the agent failed: {type(error).__name__}: {error}"[:500]}}
 

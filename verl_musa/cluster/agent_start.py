@@ -96,7 +96,11 @@ def _refuse_strangers(spec: NodeSpec, states: NodeStates) -> None:
 def _who_listens(port: int) -> str:
     """The process that listens on a port, as far as this user may see."""
     try:
-        found = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port]
+        found = [
+            c
+            for c in psutil.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port
+        ]
     except psutil.AccessDenied:
         found = []
     pid = next((connection.pid for connection in found if connection.pid), None)
@@ -160,7 +164,13 @@ def _wait(spec: NodeSpec, state: NodeState, log: Path) -> None:
             if not seen:
                 return
         time.sleep(LOOK_S)
-    what = f"its dashboard does not answer: {seen}" if seen else "it does not reach the head" if not spec.head else "still starting"
+    what = (
+        f"its dashboard does not answer: {seen}"
+        if seen
+        else "it does not reach the head"
+        if not spec.head
+        else "still starting"
+    )
     raise _failure(spec, f"Ray was not up within {spec.wait_s:.0f} s: {what}", log)
 
 

@@ -87,7 +87,6 @@ class Cluster:
     def spec(self, member: Member) -> NodeSpec:
         """What one host is asked to start."""
         interface = {"GLOO_SOCKET_IFNAME": member.interface, "MCCL_SOCKET_IFNAME": member.interface}
-        direct = ",".join(sorted({a for one in self.members for a in (one.address, one.management)}))
         return NodeSpec(
             cluster=self.cluster,
             owner=self.owner,
@@ -99,7 +98,8 @@ class Cluster:
             num_gpus=self.num_gpus,
             num_cpus=self.num_cpus,
             ports=self.ports,
-            variables={**interface, "no_proxy": direct, **self.variables},
+            variables={**interface, **self.variables},
+            peers=sorted({address for one in self.members for address in (one.address, one.management)}),
             wait_s=HEAD_S if member is self.head else WORKER_S,
             logs=None if self.logs is None else str(self.logs / member.name),
         )
@@ -206,7 +206,9 @@ def bring_up(
     progress(f"waiting for all {len(cluster.members)} hosts in {cluster.url}/api/v0/nodes")
     wait_nodes(cluster, api, timeout_s=NODES_S, pause=pause)
     if health_s:
-        progress(f"looking again in {health_s:.0f} s: Ray takes that long to notice a host that it cannot reach")
+        progress(
+            f"looking again in {health_s:.0f} s: Ray takes that long to notice a host that it cannot reach"
+        )
         pause(health_s)
         wait_nodes(cluster, api, timeout_s=NODES_S / 2, pause=pause)
 

@@ -171,7 +171,9 @@ def devices_of(hosts: Sequence[Host], asked: int | None, default: int | None = N
     wanted = asked or (fewest if len(slots) == 1 else None) or (default if not slots else None)
     if wanted is None:
         raise HostError(
-            "the number of devices is not the same on all hosts" if slots else "the number of devices is not known",
+            "the number of devices is not the same on all hosts"
+            if slots
+            else "the number of devices is not known",
             found=", ".join(f"{host.name} slots={host.slots}" for host in hosts),
             expected="one number for all hosts",
             fix="give --devices-per-node, or correct the slots",

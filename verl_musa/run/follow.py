@@ -25,8 +25,8 @@ from verl_musa.observe.proof import (
 )
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.finish import write_metrics
-from verl_musa.run.ground import Ground, Lost
 from verl_musa.run.gate import JOB_FILE, stopped_by_gate
+from verl_musa.run.ground import Ground, Lost
 from verl_musa.run.record import RunRecord
 
 KILLED_CODES = (-9, 137)
@@ -146,7 +146,9 @@ class Follower:
         """
         silent = time.monotonic() - self._api_ok_at
         if silent > self.limits.api_lost:
-            raise self._failure(f"Ray's dashboard has not answered for {self.limits.api_lost:.0f} s", found=str(error))
+            raise self._failure(
+                f"Ray's dashboard has not answered for {self.limits.api_lost:.0f} s", found=str(error)
+            )
         if silent > QUIET_S and not self._told_silent:
             self._told_silent = True
             self.display.note(
@@ -225,7 +227,10 @@ class Follower:
             raise self._failure(message, found=found)
 
     def _host_lost(self, lost: Lost) -> HostLostError:
-        also = "".join(f"\n  with it {death.who} (pid {death.pid}, node {death.node}) died" for death in list(self._deaths.values())[:3])
+        also = "".join(
+            f"\n  with it {death.who} (pid {death.pid}, node {death.node}) died"
+            for death in list(self._deaths.values())[:3]
+        )
         return HostLostError(
             f"{lost}{also}",
             lost=tuple(lost.hosts),
