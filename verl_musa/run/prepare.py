@@ -101,7 +101,7 @@ def prepare(options: RunOptions, display: Display, layout: Layout | None = None)
     """Check everything that can be checked without starting the job. Writes nothing but the recipe's assets.
 
     Before a resume on one host (not a dry run) it ends what an earlier attempt left running. ``layout``: the hosts of a run on
-    several; what they have to offer is looked at by preflight.
+    several; what they have to offer is looked at by preflight, and the recipe's contents are checked already.
 
     Raises:
         VerlMusaError: bad input, or a host that does not fit.
@@ -121,7 +121,7 @@ def prepare(options: RunOptions, display: Display, layout: Layout | None = None)
     check_software(options, prepared.resolved)
     if layout is None:
         _check_host(options, prepared.resolved)
-    _check_contents(prepared.resolved, display, None if layout is None else layout.cache)
+        _check_contents(prepared.resolved, display)
     lock.hold(options, _locked_form(prepared, recipe, options, layout), prepared.record, display)
     return _with_golden(prepared)
 
@@ -360,13 +360,13 @@ def _check_host(options: RunOptions, resolved: Resolved) -> None:
             check_port(port, option)
 
 
-def _check_contents(resolved: Resolved, display: Display, cache: Path | None = None) -> None:
+def _check_contents(resolved: Resolved, display: Display) -> None:
     from verl_musa.data import require
     from verl_musa.rules import check_recipe
 
     if resolved.recipe.assets is not None:
         display.phase("making the recipe's assets")
-        ensure_assets(resolved.recipe, progress=display.note, cache=cache)
+        ensure_assets(resolved.recipe, progress=display.note)
     display.phase("checking model, data and reward function")
     # verl says what it has against the configuration itself, seconds after this.
     require(check_recipe(resolved, verl=False).results)

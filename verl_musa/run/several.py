@@ -13,7 +13,7 @@ from verl_musa.cluster.fleet import Fleet
 from verl_musa.cluster.ssh import Ssh
 from verl_musa.errors import HostError
 from verl_musa.observe.display import Display
-from verl_musa.recipe import Recipe, Resolved, Site, load_site, resolve, sized
+from verl_musa.recipe import Recipe, Resolved, Site, ensure_assets, load_site, resolve, sized
 from verl_musa.run import RunOptions, plan_view
 from verl_musa.run.directory import RunDirectory, new_run_id
 from verl_musa.run.layout import Layout, lay_out, wants_several
@@ -57,6 +57,9 @@ def start(options: RunOptions, recipe: Recipe, display: Display) -> RunDirectory
         layout = lay_out(options, recipe, site, before)
     except HostError as error:
         lacking = error
+    if layout is not None and recipe.assets is not None:
+        display.phase("making the recipe's assets")
+        ensure_assets(recipe, progress=display.note, cache=layout.cache)
     planned = _planned(options, recipe, site, layout)
     plan_view.check(planned, display)
     display.close()
