@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -46,6 +47,7 @@ class Result:
         evidence: what it saw.
         fix: one line that says what to do; empty where nothing is wrong.
         where: file or ``file:line`` that the fix is about.
+        host: the host that it is about, where there are several.
     """
 
     check: str
@@ -54,6 +56,7 @@ class Result:
     evidence: str
     fix: str = ""
     where: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,12 @@ class Check(Generic[Subject]):
     function: Callable[[Subject], Finding]
 
 
-def run_checks(checks: Iterable[Check[Subject]], subject: Subject) -> list[Result]:
-    """Run every check, in order. A check that breaks is UNKNOWN, with the exception as its evidence."""
-    return [_run_one(check, subject) for check in checks]
+def run_checks(checks: Iterable[Check[Subject]], subject: Subject, *, workers: int = 1) -> list[Result]:
+    """Run every check, in order, or ``workers`` at a time. A check that breaks is UNKNOWN, with the exception as its evidence."""
+    if workers == 1:
+        return [_run_one(check, subject) for check in checks]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda check: _run_one(check, subject), checks))
 
 
 def _run_one(check: Check[Subject], subject: Subject) -> Result:
@@ -135,7 +141,7 @@ def exit_code(results: Sequence[Result]) -> int:
 
 
 def to_json(results: Sequence[Result]) -> dict[str, Any]:
-    """The results as plain data: ``{"schema", "exit_code", "counts", "checks"}``."""
+    """The results as plain data: ``{"schema", "exit_code", "counts", "checks"}``; ``host`` only where a result has one."""
     return {
         "schema": JSON_SCHEMA,
         "exit_code": exit_code(results),
@@ -148,6 +154,7 @@ def to_json(results: Sequence[Result]) -> dict[str, Any]:
                 "evidence": result.evidence,
                 "fix": result.fix,
                 "where": result.where,
+                **({"host": result.host} if result.host else {}),
             }
             for result in results
         ],

@@ -50,9 +50,11 @@ def _register_verbs() -> None:
         image,
         lint,
         patches,
+        preflight,
         recipe,
         run,
         runs,
+        site,
         triage,
     )
 
@@ -61,6 +63,7 @@ def _register_verbs() -> None:
     app.add_typer(convert.app, name="convert")
     app.add_typer(data.app, name="data")
     app.add_typer(image.app, name="image")
+    app.add_typer(site.app, name="site")
     app.add_typer(cluster.app, name="cluster")
     app.command(name="run")(run.run)
     app.command(name="follow")(runs.follow)
@@ -73,6 +76,7 @@ def _register_verbs() -> None:
     app.command(name="gate")(gate.gate)
     app.command(name="env")(env.env)
     app.command(name="lint")(lint.lint)
+    app.command(name="preflight")(preflight.preflight)
     app.command(name="triage")(triage.triage)
 
 

@@ -22,6 +22,7 @@ Sets = Annotated[
 Site = Annotated[
     Path | None, typer.Option("--site", metavar="FILE", help="The site.yaml to use.", dir_okay=False)
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunsDir = Annotated[
     Path,
     typer.Option("--runs-dir", metavar="DIR", help="Where run directories are made.", file_okay=False),

@@ -96,7 +96,11 @@ def _with_head(hosts: Sequence[Host], head: str | None, where: str) -> tuple[Hos
 def _of_site(site: Site) -> list[Host]:
     if site.hosts:
         return [Host(one.name, one.address or one.name, False, one.slots, one.training) for one in site.hosts]
-    return [] if site.hostfile is None else read_hostfile(Path(site.hostfile).expanduser())
+    if site.hostfile is None:
+        return []
+    # A relative one lies beside the site.yaml that names it, wherever the command is given.
+    folder = Path() if site.source is None else site.source.parent
+    return read_hostfile(folder / Path(site.hostfile).expanduser())
 
 
 def read_hostfile(path: Path) -> list[Host]:
@@ -106,8 +110,7 @@ def read_hostfile(path: Path) -> list[Host]:
         HostError: unreadable, or a line that is none of these; the message names it.
     """
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(LARGEST_HOSTFILE + 1)
+        raw = _beginning(path)
         text = raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HostError("the hostfile cannot be read", where=str(path), found=str(error), expected="a text file with one host a line",
@@ -120,6 +123,13 @@ def read_hostfile(path: Path) -> list[Host]:
         (number, line.partition("#")[0].strip(" \t\r")) for number, line in enumerate(text.split("\n"), 1)
     ]
     return [_parse(line, f"{path}:{number}") for number, line in numbered if line]
+
+
+def _beginning(path: Path) -> bytes:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise OSError("it is no plain file")
+    with path.open("rb") as stream:
+        return stream.read(LARGEST_HOSTFILE + 1)
 
 
 def _parse(text: str, where: str) -> Host:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ FETCH_LIMIT_S = 3600.0
 LOCK_LIMIT_S = 900.0
 TOOLS = "tools"
 VENDOR = "vendor"
+BUILDERS = ("setuptools", "wheel", "packaging")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -289,7 +291,7 @@ def fetch(
         missing = [entry for entry in lock if entry.name not in known]
         if missing:
             progress(f"fetching {len(missing)} packages of layer {layer}")
-            _download(missing, pins.python, wheels, log, layer)
+            _download(missing, pins.python, wheels, log, layer, tools=found.get(TOOLS, ()))
             known = _by_hash(wheels, lock)
         lacking = [f"{entry.name}=={entry.version}" for entry in lock if entry.name not in known]
         if lacking:
@@ -320,7 +322,9 @@ def _by_hash(wheels: Path, lock: Sequence[Locked]) -> dict[str, Path]:
     return found
 
 
-def _download(missing: Sequence[Locked], python: str, wheels: Path, log: Path, layer: str) -> None:
+def _download(
+    missing: Sequence[Locked], python: str, wheels: Path, log: Path, layer: str, *, tools: Sequence[Path]
+) -> None:
     running = ".".join(map(str, sys.version_info[:2]))
     if running != python:
         raise ImageError(
@@ -329,9 +333,16 @@ def _download(missing: Sequence[Locked], python: str, wheels: Path, log: Path, l
             expected=f"Python {python}",
             fix=f"python{python} -m nox -s build_image",
         )
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="verl-musa-fetch-") as file:
-        file.write("".join(f"{entry.text}\n" for entry in missing))
-        file.flush()
-        # The build systems of source packages would be fetched without a hash: pip only reads the names here.
-        command = [*_pip("download"), "--quiet", "--require-hashes", "--no-build-isolation", "--dest", str(wheels), "-r", file.name]  # fmt: skip
-        run_logged(command, log, what=f"fetch {layer}", limit=FETCH_LIMIT_S)
+    with tempfile.TemporaryDirectory(prefix="verl-musa-fetch-") as folder:
+        wanted_files, builders = Path(folder, "wanted.txt"), Path(folder, "builders")
+        wanted_files.write_text("".join(f"{entry.text}\n" for entry in missing), encoding="utf-8")
+        # pip asks a source package's build system for its name. It would fetch one without a hash: it gets the locked one.
+        for file in tools:
+            if _named(file)[0] in BUILDERS:
+                with zipfile.ZipFile(file) as wheel:
+                    wheel.extractall(builders)
+        command = [*_pip("download"), "--quiet", "--require-hashes", "--no-build-isolation", "--dest", str(wheels), "-r", str(wanted_files)]  # fmt: skip
+        paths = os.pathsep.join(filter(None, (str(builders), os.environ.get("PYTHONPATH"))))
+        run_logged(
+            command, log, what=f"fetch {layer}", limit=FETCH_LIMIT_S, env={**os.environ, "PYTHONPATH": paths}
+        )

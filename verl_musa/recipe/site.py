@@ -31,9 +31,16 @@ def host_name(text: str) -> str:
         ValueError: it cannot.
     """
     if not is_address(text) and _NAME.fullmatch(text) is None:
+        strange = "" if text.isascii() else f"; it has letters beyond ASCII: {text[:80]!a}"
         raise ValueError(
-            "must be a host name (letters, digits, '.', '-', '_') or an IP address without a port"
+            f"must be a host name (letters, digits, '.', '-', '_') or an IP address without a port{strange}"
         )
+    return text
+
+
+def _no_climbing(text: str) -> str:
+    if ".." in text.split("/"):
+        raise ValueError("must not have '..' in it")
     return text
 
 
@@ -49,7 +56,7 @@ def _network(text: str) -> str:
 HostText = Annotated[str, AfterValidator(host_name)]
 Address = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f.:]+$"), AfterValidator(host_name)]
 NetworkText = Annotated[str, AfterValidator(_network)]
-AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\n\r\x00]*$")]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\n\r\x00]*$"), AfterValidator(_no_climbing)]
 PathText = Annotated[str, StringConstraints(pattern=r"^[/~][^\n\r\x00]*$")]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
