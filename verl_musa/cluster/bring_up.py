@@ -80,6 +80,17 @@ class Cluster:
         """The dashboard's address: in the management network where the site has one."""
         return f"http://{endpoint(self.head.management, self.ports.dashboard)}"
 
+    @property
+    def dashboard_host(self) -> str:
+        """What the dashboard listens on: every address where the head has two.
+
+        Ray registers the training address for it, where its agents on all hosts report to; people reach the management one.
+        """
+        head = self.head
+        if head.management == head.address:
+            return head.address
+        return "::" if ":" in head.management else "0.0.0.0"  # noqa: S104
+
     def name_of(self, address: str) -> str:
         """The host that registered with ``address``, as people call it."""
         return next((f"{m.name} ({address})" for m in self.members if m.address == address), address)
@@ -94,7 +105,7 @@ class Cluster:
             address=member.address,
             head=member is self.head,
             head_address=endpoint(self.head.address, self.ports.port),
-            dashboard_host=self.head.management,
+            dashboard_host=self.dashboard_host,
             num_gpus=self.num_gpus,
             num_cpus=self.num_cpus,
             ports=self.ports,

@@ -134,39 +134,39 @@ class Manifests:
     """Writes the manifest of each checkpoint once verl has finished it, beside the work of the runner.
 
     Args:
-        finished: the step of the last checkpoint that verl has finished, 0 where there is none.
-        folder: the checkpoint's folder of a step.
+        finished: the checkpoints that verl has finished and that have no hashes yet, in order.
         tell: told of a manifest that could not be written.
     """
 
-    def __init__(self, finished: Callable[[], int], folder: Callable[[int], Path], tell: Callable[[str], None]) -> None:  # fmt: skip
+    def __init__(self, finished: Callable[[], list[Path]], tell: Callable[[str], None]) -> None:
         self._finished = finished
-        self._folder = folder
         self._tell = tell
-        self._done = finished()
+        self._tried: set[Path] = set()
         self._thread: threading.Thread | None = None
 
     def tend(self) -> None:
-        """Start hashing the last checkpoint if it is new and nothing is being hashed. Returns at once."""
+        """Begin with what is to be hashed, unless that is being done. Returns at once."""
         if self._thread is not None and self._thread.is_alive():
             return
-        step = self._finished()
-        if step == self._done:
+        new = [path for path in self._finished() if path not in self._tried]
+        if not new:
             return
-        self._done = step
-        self._thread = threading.Thread(target=self._write, args=(step,), daemon=True, name="manifest")
+        self._tried.update(new)
+        self._thread = threading.Thread(target=self._write, args=(new,), daemon=True, name="manifest")
         self._thread.start()
 
     def finish(self, *, timeout_s: float) -> None:
         """At the end: hash what is still to be hashed, within a bound."""
         deadline = time.monotonic() + timeout_s
-        for _ in range(2):  # one may be under way, and verl may have finished another one since
+        for _ in range(2):  # some may be under way, and verl may have finished another one since
             self.tend()
             if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _write(self, step: int) -> None:
-        try:
-            write_manifest(self._folder(step))
-        except OSError as error:
-            self._tell(f"no hashes of the checkpoint of step {step}: {error}")
+    def _write(self, checkpoints: list[Path]) -> None:
+        for checkpoint in reversed(checkpoints):  # the last one matters most
+            try:
+                write_manifest(checkpoint)
+            except OSError as error:
+                if checkpoint.is_dir():  # else verl has removed it meanwhile
+                    self._tell(f"no hashes of {checkpoint.name}: {error}")

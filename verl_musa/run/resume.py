@@ -14,7 +14,7 @@ from verl_musa.cluster.processes import same_process_runs
 from verl_musa.errors import RunError
 from verl_musa.recipe import Recipe, dump_config
 from verl_musa.run.directory import RunDirectory
-from verl_musa.run.manifest import Manifests, verify
+from verl_musa.run.manifest import MANIFEST, Manifests, verify
 from verl_musa.run.record import GOING_ON, RunRecord
 from verl_musa.run.supervisor_state import sign_of
 
@@ -46,13 +46,8 @@ def find_checkpoint(folder: Path, progress: Callable[[str], None] = lambda _: No
     held against the hashes that were taken when verl had finished (:mod:`verl_musa.run.manifest`).
     """
     problems: list[str] = []
-    steps = sorted(
-        (int(path.name.removeprefix("global_step_")), path)
-        for path in folder.glob("global_step_*")
-        if path.name.removeprefix("global_step_").isdigit()
-    )
     latest = _tracked(folder / TRACKER)
-    for step, path in reversed(steps):
+    for step, path in reversed(_steps(folder)):
         if step > latest:
             problems.append(f"checkpoint of step {step} ignored: verl had not finished writing it")
         elif lacking := _lacks(path):
@@ -68,7 +63,21 @@ def find_checkpoint(folder: Path, progress: Callable[[str], None] = lambda _: No
 
 def manifests(folder: Path, tell: Callable[[str], None]) -> Manifests:
     """What writes the hashes of verl's checkpoints below ``folder`` while they come."""
-    return Manifests(lambda: _tracked(folder / TRACKER), lambda step: folder / f"global_step_{step}", tell)
+
+    def finished() -> list[Path]:
+        latest = _tracked(folder / TRACKER)
+        return [path for step, path in _steps(folder) if step <= latest and not (path / MANIFEST).exists()]
+
+    return Manifests(finished, tell)
+
+
+def _steps(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints in verl's folder by their steps, in order."""
+    return sorted(
+        (int(path.name.removeprefix("global_step_")), path)
+        for path in folder.glob("global_step_*")
+        if path.name.removeprefix("global_step_").isdigit()
+    )
 
 
 def _tracked(path: Path) -> int:

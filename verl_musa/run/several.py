@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from verl_musa.checks import Status
+from verl_musa.checks import Result, Status
 from verl_musa.cluster.bring_up import take_down
 from verl_musa.cluster.fleet import Fleet
+from verl_musa.cluster.preflight import look, write_clocks
+from verl_musa.cluster.preflight.view import Clock
 from verl_musa.cluster.ssh import Ssh
 from verl_musa.errors import HostError
 from verl_musa.observe.display import Display
@@ -101,8 +102,7 @@ def _launch(options: RunOptions, layout: Layout, display: Display) -> RunDirecto
     prepared = prepare(options, display, layout)
     clocks = preflight(prepared, layout, display)
     write_directory(prepared, None, layout.site.python)
-    if clocks is not None:
-        clocks(prepared.run.clocks)
+    write_clocks(prepared.run.clocks, clocks)
     launch(prepared.run, options)
     return prepared.run
 
@@ -118,30 +118,31 @@ def _end_leftovers(cluster: str, layout: Layout, fleet: Fleet, display: Display)
     take_down(cluster, layout.everybody, fleet, told)
 
 
-def preflight(prepared: Prepared, layout: Layout, display: Display) -> Any:
-    """Look at all hosts before anything is started. Returns what writes their clocks, or None.
+def preflight(prepared: Prepared, layout: Layout, display: Display) -> Mapping[str, Clock]:
+    """Look at all hosts before anything is started. Returns their clocks.
 
     Raises:
         HostError: a check failed.
     """
-    try:
-        module = importlib.import_module("verl_musa.cluster.preflight")
-    except ModuleNotFoundError:
-        return None
     display.phase("preflight of the hosts")
-    found = module.look(
-        layout.site, layout.hosts, prepared.resolved, Ssh(layout.site), display.phase, hold_lock=False
+    found = look(
+        layout.site,
+        layout.hosts,
+        prepared.resolved,
+        Ssh(layout.site),
+        display.phase,
+        run_id=prepared.run.path.name,
+        hold_lock=False,
     )
     _tell(found.results, display)
-    return lambda path: module.write_clocks(path, found.clocks)
+    return found.clocks
 
 
-def _tell(results: list[Any], display: Display) -> None:
+def _tell(results: Sequence[Result], display: Display) -> None:
     bad = [result for result in results if result.status is not Status.OK]
     for result in bad:
-        host = getattr(result, "host", "") or ""
         display.note(
-            f"{result.status.value} {host} {result.check}: {result.evidence}"
+            f"{result.status.value} {result.host} {result.check}: {result.evidence}"
             + (f" -> {result.fix}" if result.fix else "")
         )
     display.note(f"preflight: {len(results)} checks, {len(bad)} not OK")
@@ -150,7 +151,7 @@ def _tell(results: list[Any], display: Display) -> None:
         first = failed[0]
         raise HostError(
             f"preflight: {len(failed)} checks failed, first {first.check}",
-            where=getattr(first, "host", None) or None,
+            where=first.host or None,
             found=first.evidence,
             expected=first.looks_at,
             fix=first.fix,

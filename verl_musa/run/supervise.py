@@ -228,11 +228,12 @@ class Supervisor:
             hosts=names,
             resumed_from=record.attempt.resumed_from_step,
         )
-        clocks = {
-            m.name: {"ahead_s": round(m.ahead - head.ahead, 3), "utc_offset_s": m.utc_offset}
-            for m in cluster.members
-        }
-        write_json(prepared.run.clocks, {"schema": 1, "hosts": clocks})
+        if not prepared.run.clocks.exists():  # preflight has measured them better
+            clocks = {
+                m.name: {"ahead_s": round(m.ahead - head.ahead, 3), "utc_offset_s": m.utc_offset}
+                for m in cluster.members
+            }
+            write_json(prepared.run.clocks, {"schema": 1, "hosts": clocks})
 
     def _end(self, prepared: Prepared, layout: Layout, status: Status, reason: str | None) -> None:
         """End the job, then the cluster; gather what there is; write the end."""
