@@ -16,7 +16,7 @@ from verl_musa.recipe.site import RayPorts
 from verl_musa.run import several_ground
 from verl_musa.run.several_ground import SeveralGround
 
-UP = {"state": "up", "ended": None, "engines_gone": [], "time": 1000.0}
+UP: dict[str, Any] = {"state": "up", "ended": None, "engines_gone": [], "time": 1000.0}
 DEAD = "health check failed due to missing too many heartbeats"
 
 
@@ -72,7 +72,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def build(**status: Any) -> tuple[SeveralGround, Agents, Api, list[str]]:
         agents = Agents({"node1": UP, "node2": UP, **status})
-        api, told = Api([row(1), row(2)]), []
+        api = Api([row(1), row(2)])
+        told: list[str] = []
         hosts = [
             Member(
                 Host(f"node{n}", f"192.0.2.{n}", head=n == 1),

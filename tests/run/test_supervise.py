@@ -35,7 +35,7 @@ class Scripted(Supervisor):
 
     def __init__(self, run: RunDirectory, ends: list[BaseException | None], **changes: Any) -> None:
         options = RunOptions(recipe="x", **changes.pop("options", {}))
-        super().__init__(run, options, EventDisplay(events_file(run)), remote=SimpleNamespace(), **changes)  # type: ignore[arg-type]
+        super().__init__(run, options, EventDisplay(events_file(run)), remote=SimpleNamespace(), **changes)
         self.ends = ends
         self.attempts: list[list[str]] = []
         self.concluded: list[tuple[str, str | None]] = []

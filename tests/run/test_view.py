@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from verl_musa.fileio import write_json
-from verl_musa.run import view
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.events import EventDisplay, events_file
 from verl_musa.run.record import ClusterFacts, ProcessFacts, RunRecord
@@ -102,7 +101,7 @@ def test_a_supervisor_that_was_killed_is_told(
     several(run, record)
     sign(run, alive=False)
     ticks = iter(range(0, 1000, 5))
-    monkeypatch.setattr(view.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(ticks)))
     assert viewer(run)[0].show() == 1
     said = capsys.readouterr().err
     assert "has ended without a word; its job may still run" in said
