@@ -97,14 +97,14 @@ class Cli:
                 process.kill()
                 process.wait(timeout=60)
         folder = str(self.hosts.folder)
-        for process in psutil.process_iter():
+        for found in psutil.process_iter():
             try:
-                if any(folder in word for word in process.cmdline()):
-                    process.kill()
+                if any(folder in word for word in found.cmdline()):
+                    found.kill()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        for process in self.hosts.processes():
-            process.kill()
+        for left in self.hosts.processes():
+            left.kill()
 
 
 @pytest.fixture
