@@ -137,6 +137,10 @@ class Docker:
         """Set the limit of processes of a host."""
         self.call("update", "--pids-limit", str(limit), self._containers[name])
 
+    def control_group(self, name: str) -> str:
+        """What the kernel calls a host in its messages about memory."""
+        return self.call("inspect", "--format", "{{.Id}}", self._containers[name]).strip()
+
     def close(self) -> None:
         """Remove the containers, then the networks."""
         if self._containers:

@@ -118,6 +118,10 @@ class Backend(Protocol):
         """Set the limit of processes of a host."""
         ...
 
+    def control_group(self, name: str) -> str:
+        """What the kernel calls a host in its messages about memory."""
+        ...
+
     def close(self) -> None:
         """End and remove everything that was brought up."""
         ...
@@ -173,6 +177,23 @@ class Host:
     def sh(self, script: str, *arguments: str, limit: float = RUN_LIMIT_S) -> str:
         """Run a fixed script; values reach it as ``$1`` and so on, never as part of its text."""
         return self.run(["sh", "-euc", script, "sh", *arguments], limit=limit)
+
+    def kernel_log(self) -> str:
+        """What a kernel of the host's own would have said of processes that were killed for lack of memory.
+
+        All hosts share this machine's kernel; these are the lines about this host, with their dates.
+        """
+        program = shutil.which("dmesg") or "dmesg"
+        said = subprocess.run(
+            [program, "-T"], capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
+        ).stdout
+        mark, mine, found = f"oom_memcg=/{self.backend.control_group(self.name)}", False, []
+        for line in said.splitlines():
+            if "oom_memcg=" in line:
+                mine = mark in line.replace("oom_memcg=/docker/", "oom_memcg=/")
+            elif mine and "Killed process" in line:
+                found.append(f"{line}\n")
+        return "".join(found)
 
     def spawn(self, argv: Sequence[str]) -> int:
         """Start a process that outlives this call; return its id in the host."""

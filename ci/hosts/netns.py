@@ -233,6 +233,10 @@ class Namespaces:
             raise NoHostsError("no control group for the number of processes can be made here")
         (group / "pids.max").write_text(str(limit))
 
+    def control_group(self, name: str) -> str:
+        """What the kernel calls a host in its messages about memory."""
+        return f"{self._prefix}-{name}"
+
     def _limit(self, name: str, shape: Shape) -> None:
         """Put a host into control groups of its own, where they can be had: without, it runs with this machine's limits."""
         limits = {"pids": ("pids.max", str(shape.pids)), "memory": ("memory.limit_in_bytes", shape.memory)}

@@ -107,6 +107,18 @@ def test_start_status_stop(states: NodeStates, monkeypatch: pytest.MonkeyPatch, 
     assert serve("status", '{"cluster": "c1"}', states)["state"] == "none"
 
 
+def test_a_process_that_stands_still_is_named(states: NodeStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_is(monkeypatch, UP)
+    process = psutil.Process(serve("start", request(), states)["pid"])
+    assert serve("status", '{"cluster": "c1"}', states)["stopped"] == []
+    process.suspend()
+    (stopped,) = serve("status", '{"cluster": "c1"}', states)["stopped"]
+    assert stopped["pid"] == process.pid
+    assert "time.sleep" in stopped["title"] or "python" in stopped["title"]
+    process.resume()
+    assert serve("status", '{"cluster": "c1"}', states)["stopped"] == []
+
+
 def test_another_cluster_on_the_port_is_named_and_left_alone(
     states: NodeStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,3 +229,12 @@ def test_the_drivers_words_come_from_the_api_else_from_the_head(make: Make) -> N
     api.silent = True
     assert ground.driver_said("job") == "from the agent"
     assert ground.total_steps("job") is None
+
+
+def test_a_process_that_stands_still_is_told_once(make: Make) -> None:
+    stopped = [{"pid": 163, "title": "ray::Trainer.step"}]
+    ground, _, _, told = make(node2={**UP, "stopped": stopped})
+    assert looked(looked(ground)).lost() is None
+    assert told == [
+        "host node2: process 163 (ray::Trainer.step) is stopped; `kill -CONT 163` there lets it go on"
+    ]

@@ -214,6 +214,11 @@ def _look(known: Known, fleet: Any) -> tuple[list[dict[str, Any]], int]:
             state, code = {"none": "not there", "ended": "ended"}[one.answer["state"]], max(code, LOST)
         elif reached and address not in nodes:
             state, code = "up, but not in Ray", max(code, LOST)
+        elif one.answer.get("stopped"):
+            still = ", ".join(f"{process['pid']} {process['title']}" for process in one.answer["stopped"][:3])
+            state, code = f"up, but stopped (SIGSTOP): {still}", max(code, LOST)
+        elif host.head and not reached:
+            state, code = f"up, but its dashboard does not answer at {known.url}", max(code, LOST)
         else:
             state = "up"
         rows.append(

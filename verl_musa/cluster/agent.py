@@ -96,7 +96,7 @@ def _own(request: Request, states: NodeStates) -> NodeState | None:
 
 
 def status(request: Request, states: NodeStates) -> Answer:
-    """Whether this host's Ray runs, its processes, and which engine processes have gone."""
+    """Whether this host's Ray runs, its processes, which of them stand still, and which engine processes have gone."""
     state = _own(request, states)
     if state is None:
         return {"state": "none", "clusters": [_short(other) for other in states.all()], **_clock()}
@@ -119,8 +119,19 @@ def status(request: Request, states: NodeStates) -> Answer:
         "processes": len(processes),
         "session": str(state.session or ""),
         "engines_gone": [{"pid": int(pid), **engine} for pid, engine in state.engines.items() if engine["gone"]],
+        "stopped": _stopped(processes),
         **_clock(),
     }  # fmt: skip
+
+
+def _stopped(processes: list[psutil.Process]) -> list[Answer]:
+    """The processes that were told to stand still: their connections stay open, so that nothing else tells."""
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
+                found.append({"pid": process.pid, "title": title_of(process)[:LONGEST_TITLE]})
+    return found
 
 
 def _owned(state: NodeState) -> OwnedProcesses:

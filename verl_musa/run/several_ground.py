@@ -42,6 +42,7 @@ class SeveralGround:
         self._pause = pause
         self._answers: dict[str, Answered] = {}
         self._silent: dict[str, int] = {}
+        self._stopped: set[tuple[str, int]] = set()
         self._nodes: list[dict[str, Any]] = []
         self._nodes_ok = False
         self._looking: threading.Thread | None = None
@@ -79,7 +80,18 @@ class SeveralGround:
                     self._tell(f"host {name} does not answer: {one.why}")
                 elif before and one.ok:
                     self._tell(f"host {name} answers again")
+                self._tell_stopped(name, one)
             self._answers = answers
+
+    def _tell_stopped(self, name: str, one: Answered) -> None:
+        """Say once of each process that it stands still: a job that waits for it writes nothing of that."""
+        for process in (one.answer or {}).get("stopped", ()):
+            key = (name, int(process["pid"]))
+            if key not in self._stopped:
+                self._stopped.add(key)
+                self._tell(
+                    f"host {name}: process {key[1]} ({process['title']}) is stopped; `kill -CONT {key[1]}` there lets it go on"
+                )
 
     def ended(self) -> tuple[str, str | None] | None:
         """None: where Ray has ended, a host is lost."""
