@@ -73,8 +73,8 @@ class Mesh:
         ]
         self.alive: dict[str, float] = {}
         self.clocks: dict[str, list[float]] = {}
-        self.pull = parameters.get("pull")
-        self.pulled: dict[str, Any] = {}
+        self.pulls: list[dict[str, Any]] = list(parameters.get("pulls", []))
+        self.pulled: dict[str, dict[str, Any]] = {}
         self.threads: list[threading.Thread] = []
         self.payload = parameters.get("payload", 0)
 
@@ -101,13 +101,12 @@ class Mesh:
             now = time.monotonic()
             for call in self.calls:
                 self._step(call, now)
-            if self._pull_is_due():
-                self._start_pull()
+            self._start_pulls()
             dialled = all(call.status for call in self.calls)
             if (
                 dialled
                 and not self.expected
-                and self.pull is None
+                and not self.pulls
                 and not any(one.is_alive() for one in self.threads)
             ):
                 return
@@ -234,22 +233,23 @@ class Mesh:
         self.threads.append(thread)
         self.expected.discard((peer, -1))
 
-    def _pull_is_due(self) -> bool:
-        if self.pull is None:
-            return False
-        calls = [
-            call for call in self.calls if call.peer == self.pull["host"] and call.port == self.pull["port"]
-        ]
-        if calls and calls[0].status not in (None, "ok"):
-            self.pulled, self.pull = {"host": self.pull["host"], "error": "not reached"}, None
-        return bool(calls) and calls[0].status == "ok"
-
-    def _start_pull(self) -> None:
-        asked, self.pull = self.pull or {}, None
-        self.pulled = {"host": asked["host"], "error": "not ended"}
-        thread = threading.Thread(target=self._fetch, args=(asked,), daemon=True)
-        thread.start()
-        self.threads.append(thread)
+    def _start_pulls(self) -> None:
+        """Ask each chosen peer for the payload once its port has answered, one after another: side by side they would share the link."""
+        if not self.pulls or any(one.is_alive() for one in self.threads if one.name == "fetch"):
+            return
+        asked = self.pulls[0]
+        status = next(
+            (call.status for call in self.calls if (call.peer, call.port) == (asked["host"], asked["port"])),
+            "not dialled",
+        )
+        if status is None:
+            return
+        del self.pulls[0]
+        self.pulled[asked["host"]] = {"error": "not ended" if status == "ok" else "not reached"}
+        if status == "ok":
+            thread = threading.Thread(target=self._fetch, args=(asked,), daemon=True, name="fetch")
+            thread.start()
+            self.threads.append(thread)
 
     def _fetch(self, asked: dict[str, Any]) -> None:
         began, count, error = time.monotonic(), 0, ""
@@ -263,8 +263,7 @@ class Mesh:
                     count += len(data)
         except OSError as problem:
             error = str(problem)
-        self.pulled = {
-            "host": asked["host"],
+        self.pulled[asked["host"]] = {
             "bytes": count,
             "wanted": self.payload,
             "seconds": time.monotonic() - began,
