@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -241,21 +240,21 @@ def down(
 
     Exit code: 0 when nothing of it is left, 3 when a host does not answer (its record is then kept).
     """
-    from verl_musa.cluster.bring_up import forget_record, take_down
+    from verl_musa.cluster.bring_up import check_id, forget_record, known_clusters, take_down
     from verl_musa.cluster.fleet import Fleet
+    from verl_musa.cluster.hosts import hosts_of
     from verl_musa.cluster.ssh import Ssh
     from verl_musa.recipe import load_site
 
     facts = load_site(site)
-    known = _named(cluster, facts)[0]
+    known = known_clusters(facts).get(check_id(cluster))
+    # Without a record (taken down before, or lost) the hosts themselves still know what they started.
+    every = known.hosts if known is not None else hosts_of(facts, split_hosts(hosts))
     wanted = set(split_hosts(hosts))
-    some = [host for host in known.hosts if not wanted or host.name in wanted]
-    problems = take_down(
-        known.cluster, [replace(host) for host in some], Fleet(Ssh(facts), facts.python), _note
-    )
-    if problems:
+    some = [host for host in every if not wanted or host.name in wanted]
+    if take_down(cluster, some, Fleet(Ssh(facts), facts.python), _note):
         return DOWN
-    if len(some) == len(known.hosts):
-        forget_record(known.cluster, facts)
-    typer.echo(f"cluster {known.cluster}: nothing of it is left on {len(some)} hosts")
+    if len(some) == len(every):
+        forget_record(cluster, facts)
+    typer.echo(f"cluster {cluster}: nothing of it is left on {len(some)} hosts")
     return 0

@@ -64,6 +64,16 @@ DevicesPerNode = Annotated[
         help="Devices of each host; by default the hosts' slots, or the recipe's.",
     ),
 ]
+Retries = Annotated[
+    int,
+    typer.Option(
+        "--retries",
+        min=0,
+        max=100,
+        metavar="N",
+        help="How often a run that has lost a host goes on by itself from its last verified checkpoint.",
+    ),
+]
 
 
 def split_hosts(given: list[str] | None) -> list[str]:

@@ -40,8 +40,11 @@ Request = Mapping[str, Any]
 Answer = dict[str, Any]
 
 
-def facts(_: Request, states: NodeStates) -> Answer:
-    """What the host is: its addresses by interface, its clock, CPUs, memory, and what runs the agent."""
+def facts(request: Request, states: NodeStates) -> Answer:
+    """What the host is: its addresses by interface, its clock, CPUs, memory, and what runs the agent.
+
+    ``named``: the addresses that the name has here under which ssh reached it.
+    """
     addresses = {
         name: [entry.address.partition("%")[0] for entry in entries if entry.family in {socket.AF_INET, socket.AF_INET6}]
         for name, entries in psutil.net_if_addrs().items()
@@ -49,6 +52,8 @@ def facts(_: Request, states: NodeStates) -> Answer:
     return {
         "hostname": platform.node(),
         "addresses": addresses,
+        "connected_by": [*os.environ.get("SSH_CONNECTION", "").split()[2:3]],
+        "named": _resolved(str(request.get("name", ""))),
         "cpus": os.cpu_count() or 1,
         "memory": psutil.virtual_memory().total,
         "python": platform.python_version(),
@@ -57,6 +62,14 @@ def facts(_: Request, states: NodeStates) -> Answer:
         "clusters": [_short(state) for state in states.all()],
         **_clock(),
     }
+
+
+def _resolved(name: str) -> list[str]:
+    if not name:
+        return []
+    with suppress(OSError, UnicodeError):
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+    return []
 
 
 def _version(name: str) -> str | None:

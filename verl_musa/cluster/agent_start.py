@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import subprocess
@@ -99,7 +100,7 @@ def _who_listens(port: int) -> str:
         found = [
             c
             for c in psutil.net_connections("tcp")
-            if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+            if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port
         ]
     except psutil.AccessDenied:
         found = []
@@ -176,7 +177,8 @@ def _wait(spec: NodeSpec, state: NodeState, log: Path) -> None:
 
 def _dashboard(spec: NodeSpec) -> str:
     """Why the head's dashboard does not answer yet; empty where it does."""
-    url = f"http://{endpoint(spec.dashboard_host, spec.ports.dashboard)}/api/version"
+    host = spec.address if ipaddress.ip_address(spec.dashboard_host).is_unspecified else spec.dashboard_host
+    url = f"http://{endpoint(host, spec.ports.dashboard)}/api/version"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this address
     try:
         with opener.open(url, timeout=5.0) as answer:

@@ -80,6 +80,17 @@ class Cluster:
         """The dashboard's address: in the management network where the site has one."""
         return f"http://{endpoint(self.head.management, self.ports.dashboard)}"
 
+    @property
+    def dashboard_host(self) -> str:
+        """What the dashboard listens on: every address where the head has two.
+
+        Ray registers the training address for it, where its agents on all hosts report to; people reach the management one.
+        """
+        head = self.head
+        if head.management == head.address:
+            return head.address
+        return "::" if ":" in head.management else "0.0.0.0"  # noqa: S104
+
     def name_of(self, address: str) -> str:
         """The host that registered with ``address``, as people call it."""
         return next((f"{m.name} ({address})" for m in self.members if m.address == address), address)
@@ -87,7 +98,6 @@ class Cluster:
     def spec(self, member: Member) -> NodeSpec:
         """What one host is asked to start."""
         interface = {"GLOO_SOCKET_IFNAME": member.interface, "MCCL_SOCKET_IFNAME": member.interface}
-        direct = ",".join(sorted({a for one in self.members for a in (one.address, one.management)}))
         return NodeSpec(
             cluster=self.cluster,
             owner=self.owner,
@@ -95,11 +105,12 @@ class Cluster:
             address=member.address,
             head=member is self.head,
             head_address=endpoint(self.head.address, self.ports.port),
-            dashboard_host=self.head.management,
+            dashboard_host=self.dashboard_host,
             num_gpus=self.num_gpus,
             num_cpus=self.num_cpus,
             ports=self.ports,
-            variables={**interface, "no_proxy": direct, **self.variables},
+            variables={**interface, **self.variables},
+            peers=sorted({address for one in self.members for address in (one.address, one.management)}),
             wait_s=HEAD_S if member is self.head else WORKER_S,
             logs=None if self.logs is None else str(self.logs / member.name),
         )

@@ -164,9 +164,11 @@ def try_members(
     """Those of the hosts that answer as they should, and what is wrong with the others."""
     asked = now()
     arrived: dict[str, float] = {}
-    answers = fleet.call_all(
-        hosts, "facts", lambda _: {}, seen=lambda one: arrived.setdefault(one.host, now())
-    )
+
+    def seen(one: Answered) -> None:
+        arrived[one.host] = now()
+
+    answers = fleet.call_all(hosts, "facts", lambda host: {"name": host.address}, seen=seen)
     found, wrong = [], {}
     for host in hosts:
         answered = answers[host.name]
@@ -184,8 +186,9 @@ def try_members(
 def _member(host: Host, facts: Mapping[str, Any], site: Site, middle: float) -> Member:
     addresses = {str(name): [str(a) for a in given] for name, given in facts["addresses"].items()}
     training = host.training or _in_network(site.networks.training, addresses)
-    if training is None and site.networks.training is None and is_address(host.address):
-        training = host.address
+    if training is None and site.networks.training is None:
+        known = [*facts["connected_by"], host.address, *facts["named"]]
+        training = next((str(one) for one in known if is_address(str(one))), None)
     interface = next((name for name, given in addresses.items() if training in given), None)
     if training is not None and interface is None and ipaddress.ip_address(training).is_loopback:
         interface = "lo"  # all of 127.0.0.0/8 is this host's although only one address is listed

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class NodeSpec:
         num_cpus: logical CPUs that Ray hands out.
         ports: of ``site.ray``.
         variables: environment of Ray's processes, beside what the host has. May hold secrets: never written down.
+        peers: addresses of all hosts, which no proxy may catch.
         wait_s: bound of the start in seconds.
         logs: folder that every host sees, where the host's logs go at the end; None: they are not kept.
     """
@@ -67,6 +69,7 @@ class NodeSpec:
     num_cpus: int
     ports: RayPorts
     variables: Mapping[str, str] = field(default_factory=dict)
+    peers: Sequence[str] = ()
     wait_s: float = 300.0
     logs: str | None = None
 
@@ -101,6 +104,8 @@ class NodeSpec:
         host_name(self.host)
         if not (is_address(self.address) and is_address(self.dashboard_host)):
             raise ValueError(f"no address: {self.address!r} or {self.dashboard_host!r}")
+        if not all(is_address(peer) for peer in self.peers):
+            raise ValueError(f"no address among {self.peers!r}")
         texts = [text for pair in self.variables.items() for text in pair]
         if any("\0" in text for text in texts) or any("=" in name for name in self.variables):
             raise ValueError("a variable of the environment cannot be set")
@@ -133,7 +138,9 @@ class NodeSpec:
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of this host's Ray, which every process of a job inherits."""
-        return ray_environment(self.cluster, {**self.variables, HOST_TAG: self.host}, base)
+        own = dict(os.environ if base is None else base)
+        own["no_proxy"] = ",".join(filter(None, [own.get("no_proxy"), *self.peers]))
+        return ray_environment(self.cluster, {**self.variables, HOST_TAG: self.host}, own)
 
 
 def object_store_bytes(shared_memory: Path = SHARED_MEMORY) -> int:

@@ -43,7 +43,7 @@ def read_proofs(folder: Path) -> list[dict[str, Any]]:
 
 
 def plugin_failures(folder: Path) -> list[str]:
-    """Why the verl plugin did not load in a worker: the first line of each ``failed-<pid>.txt``."""
+    """Why the verl plugin did not load in a worker: the first line of each ``failed-<pid>-<host>.txt``."""
     reasons = []
     for path in sorted(folder.glob("failed-*.txt")):
         text = path.read_text(encoding="utf-8", errors="replace")

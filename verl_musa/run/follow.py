@@ -25,8 +25,8 @@ from verl_musa.observe.proof import (
 )
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.finish import write_metrics
-from verl_musa.run.ground import Ground, Lost
 from verl_musa.run.gate import JOB_FILE, stopped_by_gate
+from verl_musa.run.ground import Ground, Lost
 from verl_musa.run.record import RunRecord
 
 KILLED_CODES = (-9, 137)
