@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -76,12 +78,13 @@ def _recipe(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("preflight")
+def place() -> Iterator[Place]:
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # faults cover /tmp
     _recipe(folder / "four")
     mounts = (Path(sys.prefix), Path(sys.base_prefix), ROOT, folder)
     shape = Shape(count=4, mounts=mounts, environment=(("PYTHONPATH", str(ROOT)),))
     with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
         try:
             hosts = stack.enter_context(up(shape, kind=os.environ.get("VERL_MUSA_HOSTS_KIND")))
         except NoHostsError as error:
@@ -192,7 +195,7 @@ FAULTS = (
     Fault("low pids.max", _victim(lambda host: faults.low_pids(host, 500)), "host.pids", "500"),
     Fault("clock skew", _victim(lambda host: faults.clock_skew(host, 90)), "host.clock", "+90", beside=SHIFTED),
     Fault("clock behind", _victim(lambda host: faults.clock_skew(host, -90)), "host.clock", "-90", beside=SHIFTED),
-    Fault("full disk", _victim(lambda host: faults.full_disk(host, "/tmp")), "host.space", "/tmp"),  # noqa: S108
+    Fault("full disk", _victim(lambda host: faults.full_disk(host, "/tmp")), "host.space", "/tmp", beside=("host.inodes",)),  # noqa: S108
     Fault("no inodes", _victim(lambda host: faults.no_inodes(host, "/tmp")), "host.inodes", "/tmp"),  # noqa: S108
     Fault("small /dev/shm", _victim(faults.small_shm), "host.shm", "0.01 GiB"),
     Fault("proxy", _victim(faults.proxy), "net.proxy", "http_proxy=http://192.0.2.9:3128"),
@@ -204,7 +207,7 @@ FAULTS = (
     Fault("one way", lambda place: faults.one_way(place.hosts[VICTIM], place.hosts.others(place.hosts[VICTIM])), "net.reach", "incoming: no answer"),
     Fault("large packets lost", _victim(faults.large_packets_lost), "net.transfer", "small messages pass"),
     Fault("slow link", _victim(faults.slow_link), "net.transfer", "MB/s", status=Status.WARN),
-    Fault("training interface down", _victim(faults.interface_down), "net.interface", "eth1", beside=("net.reach", "net.route", "net.address", "net.source")),
+    Fault("training interface down", _victim(faults.interface_down), "net.interface", "eth1", beside=("net.reach", "net.route", "net.address", "net.source", "host.clock")),
     Fault("interface renamed", _victim(lambda host: faults.interface_renamed(host, "eth9")), "net.ifname", "eth1 names none", beside=("net.interface",)),
     Fault("other MTU", _victim(lambda host: faults.mtu_differs(host, 1400)), "net.mtu", "1400", beside=("net.transfer",)),
     Fault("wrong route", lambda place: faults.wrong_route(place.hosts[VICTIM], place.hosts[HEAD]), "net.route", "not from", beside=("net.source", "net.reach")),

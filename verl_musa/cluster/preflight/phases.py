@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 PULL = -1
 """In the place of a port: the call that asks for a transfer."""
 
-START_S = 6.0
+START_S = 5.0
 """Of the first phase's time, what is left to ssh and the start of Python: a part that hangs must not cost the others' answer."""
 
 
@@ -45,7 +45,7 @@ class Bounds:
         payload: bytes that each host sends to its two neighbours in the list.
     """
 
-    facts: float = 20.0
+    facts: float = 22.0
     calls: float = 6.0
     files: float = 8.0
     start: float = 3.0

@@ -142,6 +142,8 @@ def site_part(parameters: dict[str, Any]) -> dict[str, Any]:
         )
     except OSError as error:
         return {"missing": f"{python}: {error.strerror}"}
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{python} did not answer within {error.timeout:.0f} s") from None
     lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()

@@ -26,7 +26,7 @@ SETTLED_S = 3.2
 """A call without an answer this long after the peer was seen alive is dropped: two repetitions of its first packet are over."""
 
 REFUSED_S = 0.8
-PULL_S = 4.0
+PULL_S = 3.0
 LARGEST_LINE = 256
 CHUNK = 1 << 16
 DISCARD = 9
@@ -234,22 +234,20 @@ class Mesh:
         self.expected.discard((peer, -1))
 
     def _start_pulls(self) -> None:
-        """Ask each chosen peer for the payload once its port has answered, one after another: side by side they would share the link."""
-        if not self.pulls or any(one.is_alive() for one in self.threads if one.name == "fetch"):
-            return
-        asked = self.pulls[0]
-        status = next(
-            (call.status for call in self.calls if (call.peer, call.port) == (asked["host"], asked["port"])),
-            "not dialled",
-        )
-        if status is None:
-            return
-        del self.pulls[0]
-        self.pulled[asked["host"]] = {"error": "not ended" if status == "ok" else "not reached"}
-        if status == "ok":
-            thread = threading.Thread(target=self._fetch, args=(asked,), daemon=True, name="fetch")
-            thread.start()
-            self.threads.append(thread)
+        """Ask each chosen peer for the payload once its port has answered."""
+        for asked in list(self.pulls):
+            key = (asked["host"], asked["port"])
+            status = next(
+                (call.status for call in self.calls if (call.peer, call.port) == key), "not dialled"
+            )
+            if status is None:
+                continue
+            self.pulls.remove(asked)
+            self.pulled[asked["host"]] = {"error": "not ended" if status == "ok" else "not reached"}
+            if status == "ok":
+                thread = threading.Thread(target=self._fetch, args=(asked,), daemon=True)
+                thread.start()
+                self.threads.append(thread)
 
     def _fetch(self, asked: dict[str, Any]) -> None:
         began, count, error = time.monotonic(), 0, ""
