@@ -123,7 +123,7 @@ def test_the_object_store_fits_memory_and_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "available_memory", lambda: 20_000 * MIB)
-    monkeypatch.setattr(node.psutil, "disk_usage", lambda _: type("Free", (), {"free": 1000 * MIB})())
+    monkeypatch.setattr("psutil.disk_usage", lambda _: type("Free", (), {"free": 1000 * MIB})())
     assert object_store_bytes(tmp_path) == 800 * MIB
     monkeypatch.setattr(node, "available_memory", lambda: 5_000 * MIB)
     assert object_store_bytes(tmp_path) == 500 * MIB

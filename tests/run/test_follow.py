@@ -14,10 +14,10 @@ import pytest
 
 from verl_musa.cluster.deaths import Death
 from verl_musa.cluster.jobs_api import Job, RayApiError
-from verl_musa.errors import JobFailedError
+from verl_musa.errors import HostLostError, JobFailedError
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.follow import Follower, Limits
-from verl_musa.run.ground import LocalGround
+from verl_musa.run.ground import LocalGround, Lost
 from verl_musa.run.record import RunRecord
 
 EXPECTED = {"device": "musa", "backend": "mccl", "simulated": True}
@@ -200,6 +200,78 @@ def test_an_end_of_ray_itself_is_told(make: Make) -> None:
 def test_a_silent_dashboard_is_told_after_its_bound(make: Make) -> None:
     with pytest.raises(JobFailedError, match="dashboard has not answered"):
         make([("SILENT", [])]).follow()
+
+
+class Hosts(LocalGround):
+    """Several hosts, of which ``gone`` is lost at the look that ``at`` counts, or only once somebody is to blame."""
+
+    gone = Lost({"node2": "Ray calls it DEAD"})
+    at: int | None = None
+    looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def lost(self) -> Lost | None:
+        return self.gone if self.at is not None and self.looks >= self.at else None
+
+    def blame(self) -> Lost | None:
+        return self.gone
+
+
+def test_a_lost_host_ends_it_by_name(make: Make) -> None:
+    follower = make([("RUNNING", ALIVE)])
+    ground = _as_hosts(follower)
+    ground.at = 2
+    with pytest.raises(HostLostError, match="host node2 is lost: Ray calls it DEAD") as caught:
+        follower.follow()
+    assert caught.value.lost == ("node2",)
+    assert ground.looks == 2
+
+
+def _as_hosts(follower: Follower) -> Hosts:
+    follower.ground.__class__ = Hosts
+    assert isinstance(follower.ground, Hosts)
+    return follower.ground
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "FAILED"])
+def test_a_worker_that_died_with_its_host_is_a_lost_host(make: Make, status: str) -> None:
+    follower = make([("RUNNING", ALIVE), (status, [DEAD, ALIVE[1]])])
+    _as_hosts(follower)
+    with pytest.raises(HostLostError, match=r"(?s)host node2 is lost.*with it worker WorkerDict 'w0'"):
+        follower.follow()
+
+
+def test_a_job_that_failed_because_its_host_went_is_a_lost_host(make: Make) -> None:
+    follower = make([("FAILED", [])])
+    _as_hosts(follower)
+    with pytest.raises(HostLostError, match="node2"):
+        follower.follow()
+
+
+def test_a_dashboard_that_comes_back_ends_nothing_and_is_told(
+    make: Make, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_musa.run.follow.QUIET_S", 0.0)
+    log(run, 1)
+    prove(run, 11, 12)
+    follower = make(
+        [("RUNNING", ALIVE), ("SILENT", []), ("RUNNING", ALIVE), ("SUCCEEDED", [])], limits={"api_lost": 60.0}
+    )
+    api = follower.ground.api
+    assert isinstance(api, FakeApi)
+
+    def pause(_: float) -> None:
+        if api.looks[api.seen][0] == "SILENT":
+            api.seen += 1
+
+    follower.pause = pause
+    assert list(follower.follow()) == [1]
+    assert isinstance(follower.display, Shown)
+    told = [line for line in follower.display.lines if "dashboard" in line]
+    assert "the job goes on" in told[0]
+    assert told[1] == "Ray's dashboard answers again"
 
 
 def test_a_stall_says_what_was_waited_for(make: Make) -> None:

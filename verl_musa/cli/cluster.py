@@ -70,14 +70,13 @@ def up(
     from verl_musa.errors import HostError
     from verl_musa.recipe import load_site
 
+    name = check_id(cluster or f"cluster-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}")
     facts = load_site(site)
     some, _ = chosen(hosts_of(facts, split_hosts(hosts), head=head), nodes)
     fleet = Fleet(Ssh(facts), facts.python)
     found = members(fleet, some, facts, time.time)
     wanted = Cluster(
-        cluster=check_id(
-            cluster or f"cluster-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
-        ),
+        cluster=name,
         owner=owner(),
         members=found,
         num_gpus=devices_of(some, devices_per_node),

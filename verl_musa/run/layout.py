@@ -102,8 +102,10 @@ def lay_out(options: RunOptions, recipe: Recipe, site: Site, before: ClusterFact
         HostError: no hosts, too few of them, no shared folder, or a runs folder that the hosts do not share.
     """
     named, head = list(options.hosts), options.head
-    if before is not None and not named:
-        named, head = list(before.hosts), head or before.head
+    if before is not None:
+        named = named or list(before.hosts)
+        if head is None and before.head in [text.split()[0] for text in named]:
+            head = before.head
     hosts = hosts_of(site, _known_texts(named, site), head=head)
     if before is not None:
         nodes: int | None = before.nodes

@@ -297,10 +297,11 @@ def stop_job(api: JobsApi, submission_id: str, *, timeout_s: float = JOB_STOP_S)
             return True
         api.stop(submission_id)
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if api.job(submission_id).ended:
-                return True
+        while not api.job(submission_id).ended:
+            if time.monotonic() > deadline:
+                return False
             time.sleep(0.5)
+        return True
     return False
 
 
