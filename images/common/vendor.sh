@@ -4,7 +4,7 @@ set -eu
 python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > /build/vendor-path
 target="$(cat /build/vendor-path)"
 install() {
-  sh /build/install.sh --python "$(command -v python3)" --target "$target" "$@"
+  sh /build/install.sh --python "$(command -v python3)" --target "$target" --break-system-packages "$@"
 }
 install --find-links /wheels/vendor --require-hashes -r /locks/vendor.txt
 for folder in /src/vendor/*/; do
