@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from verl_musa.checks import Finding, fail, ok, warn
@@ -370,40 +371,76 @@ def _source(view: View, host: Host) -> Finding | None:
     return ok(f"seen as {own} by {len(seen)} hosts") if seen else None
 
 
-def _rates(view: View) -> dict[str, tuple[str, float]]:
-    """Caller -> whom it pulled from and the bytes a second."""
-    pulled = {
-        name: value["pulled"]
-        for name, value in view.mesh.values.items()
-        if value["pulled"].get("bytes") is not None
-    }
-    return {name: (one["host"], one["bytes"] / max(one["seconds"], 1e-6)) for name, one in pulled.items()}
+@dataclass(frozen=True)
+class Pull:
+    """A transfer of some MiB from ``sender`` to ``receiver``; ``rate`` in bytes a second."""
+
+    sender: str
+    receiver: str
+    got: int
+    wanted: int
+    rate: float
+
+    @property
+    def stalled(self) -> bool:
+        """Whether next to nothing arrived, though small calls pass between the two."""
+        return self.got < min(65536, self.wanted)
+
+    def slow(self, usual: float) -> bool:
+        """Whether it took strangely long, where ``usual`` is what most transfers reach."""
+        return self.got < self.wanted or self.rate < max(SLOW_BYTES, SLOW_SHARE * usual)
+
+    def __str__(self) -> str:
+        return f"{self.got / 2**20:.1f} of {self.wanted / 2**20:.0f} MiB from {self.sender} to {self.receiver} at {self.rate / 1e6:.1f} MB/s"
+
+
+def _pulls(view: View) -> list[Pull]:
+    return [
+        Pull(sender, receiver, one["bytes"], one["wanted"], one["bytes"] / max(one["seconds"], 1e-6))
+        for receiver, value in view.mesh.values.items()
+        for sender, one in value["pulled"].items()
+        if one.get("bytes") is not None  # where the sender was not reached at all, net.reach says it
+    ]
+
+
+def _blamed(pulls: Sequence[Pull], bad: Sequence[Pull]) -> dict[str, list[Pull]]:
+    """Host -> the bad transfers that it most likely causes: all that it sent, or all that it received; else the sender's."""
+    found: dict[str, list[Pull]] = {}
+    left = list(bad)
+    for side in ("sender", "receiver"):
+        for name in dict.fromkeys(getattr(one, side) for one in left):
+            own = [one for one in pulls if getattr(one, side) == name]
+            if len(own) > 1 and all(one in left for one in own):
+                found.setdefault(name, []).extend(own)
+        left = [one for one in left if not any(one in taken for taken in found.values())]
+    for one in left:
+        found.setdefault(one.sender, []).append(one)
+    return found
 
 
 def _transfer(view: View, host: Host) -> Finding | None:
-    """Whether this host sends large data as fast as the others do; small calls pass where large ones are lost to a wrong MTU."""
-    puller = next(
-        (name for name, value in view.mesh.values.items() if value["pulled"].get("host") == host.name), None
-    )
-    if puller is None:
+    """Whether large data moves as between the others; small calls pass where large ones are lost to a wrong MTU."""
+    pulls = _pulls(view)
+    own = [one for one in pulls if host.name in {one.sender, one.receiver}]
+    if not own:
         return None
-    pulled = view.mesh.values[puller]["pulled"]
-    if pulled.get("bytes") is None:
-        return None  # net.reach says it
-    rates = {name: rate for name, (_, rate) in _rates(view).items()}
-    rate, usual = rates[puller], statistics.median(rates.values())
-    seen = f"{pulled['bytes'] / 2**20:.1f} of {pulled['wanted'] / 2**20:.0f} MiB to {puller} at {rate / 1e6:.1f} MB/s"
-    if pulled["bytes"] < min(65536, pulled["wanted"]):
+    usual = statistics.median(one.rate for one in pulls)
+    stalled = _blamed(pulls, [one for one in pulls if one.stalled]).get(host.name)
+    if stalled:
         return fail(
-            f"{seen}: small messages pass, large ones do not",
-            f"make the MTU of {host.name}, {puller} and all switches between them equal",
+            f"{'; '.join(map(str, stalled))}: small messages pass, large ones do not",
+            f"make the MTU of {host.name}, its peers and all switches between them equal; see that no firewall drops ICMP",
         )
-    if pulled["bytes"] < pulled["wanted"] or rate < max(SLOW_BYTES, 0) or rate < SLOW_SHARE * usual:
+    slow = _blamed(pulls, [one for one in pulls if one.slow(usual) and not one.stalled]).get(host.name)
+    if slow:
+        peers = ", ".join(
+            dict.fromkeys(name for one in slow for name in (one.sender, one.receiver) if name != host.name)
+        )
         return warn(
-            f"{seen}; the median is {usual / 1e6:.1f}",
-            f"look at the link between {host.name} and {puller}: ethtool, tc qdisc, the switch's counters",
+            f"{'; '.join(map(str, slow))}; the median is {usual / 1e6:.1f}",
+            f"look at the link between {host.name} and {peers}: ethtool, tc qdisc, the switch's counters",
         )
-    return ok(seen)
+    return ok("; ".join(map(str, own)))
 
 
 def _delay(view: View, host: Host) -> Finding | None:
@@ -441,6 +478,6 @@ CHECKS = (
     HostCheck("net.proxy", "proxies in the environment", _proxy),
     HostCheck("net.reach", "every host calls every other one on the job's ports", _reach),
     HostCheck("net.source", "address that others see", _source),
-    HostCheck("net.transfer", "a larger transfer to the next host", _transfer),
+    HostCheck("net.transfer", "a larger transfer to and from two other hosts", _transfer),
     HostCheck("net.delay", "time to open a connection", _delay),
 )

@@ -97,11 +97,14 @@ def _head(view: View, host: Host) -> Finding | None:
     management = view.site.networks.management
     if management and management != view.site.networks.training and in_network(address, management):
         return fail(f"{address} is in the management network: objects over 1 MB would hang", fix)
-    far = [
-        name for (name, called), ports in view.mesh.failed.items() if called == host.name and port in ports
+    faults = [
+        one
+        for one in view.mesh.faults
+        if one.host == host.name and one.direction == "incoming" and port in one.ports
     ]
+    far = sorted({peer for one in faults for peer in one.peers})
     if far:
-        return fail(f"{address}:{port} is not reached from {', '.join(sorted(far))}", "see net.reach")
+        return fail(f"{address}:{port} is not reached from {', '.join(far)}", "see net.reach")
     return ok(f"{address}:{port}")
 
 
