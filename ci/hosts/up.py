@@ -21,6 +21,9 @@ from ci.hosts.login import Plan, make_keys, write_login
 from ci.hosts.model import IMAGE_PYTHON, Backend, Host, Hosts, Network, NoHostsError, Shape, Which
 from ci.hosts.netns import Namespaces
 
+IN_MEMORY = "8g"
+"""Most that the light base and all that hosts write may take of memory."""
+
 PLACES = 200
 """Sets of hosts that one machine may have at once."""
 
@@ -73,6 +76,18 @@ def up(
         yield hosts
 
 
+def _in_memory(stack: ExitStack, path: Path) -> None:
+    """Have the folder in memory, where that can be had: what hosts write need not survive them, and disks are slow."""
+    path.mkdir(parents=True, exist_ok=True)
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or umount is None or os.geteuid() != 0:
+        return
+    command = [mount, "-t", "tmpfs", "-o", f"size={IN_MEMORY},mode=711", "verl-musa-hosts", str(path)]
+    if subprocess.run(command, check=False, capture_output=True, timeout=60).returncode == 0:
+        away = [umount, "--lazy", str(path)]
+        stack.callback(subprocess.run, away, check=False, capture_output=True, timeout=60)
+
+
 def _backend(stack: ExitStack, wish: _Wish) -> tuple[Docker | Namespaces, str]:
     """What the hosts are made by, and what of."""
     reasons = []
@@ -83,6 +98,7 @@ def _backend(stack: ExitStack, wish: _Wish) -> tuple[Docker | Namespaces, str]:
             reasons.append(f"docker: {error}")
     if wish.kind in {None, "netns"}:
         try:
+            _in_memory(stack, wish.folder / "namespaces")
             made = Namespaces(wish.folder / "namespaces", f"vmh{wish.place}")
             root = light_root(wish.cache) if wish.shape.image is None else Path(wish.shape.image)
         except NoHostsError as error:
@@ -97,6 +113,8 @@ def _docker(stack: ExitStack, wish: _Wish) -> tuple[Docker, str]:
     if address is None:
         if os.geteuid() != 0:
             raise NoHostsError("starting dockerd takes root; set DOCKER_HOST for an engine that runs")
+        if wish.shape.image is None:
+            _in_memory(stack, wish.folder / "engine")
         address = stack.enter_context(engine(wish.folder / "engine"))
     made, image = Docker(address, f"vmh{wish.place}"), wish.shape.image
     if image is None:
