@@ -228,7 +228,7 @@ def _mesh(
     addresses: dict[str, str],
     listen: dict[str, list[int]],
     expected: list[int],
-    seconds: float = 4.0,
+    seconds: float = 12.0,
     **other: Any,
 ) -> dict[str, dict[str, Any]]:
     """Run the mesh part for each of some addresses of this machine at once."""
