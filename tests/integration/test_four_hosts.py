@@ -27,6 +27,8 @@ GIB = 1024**3
 HOST_GIB = 4.5
 """One host with a trainer, an SGLang server and Ray, measured on the simulated device; the head takes a little more."""
 LIMIT_S = 1500
+SIMULATOR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-musa" / "musa_sim"
+"""Where the simulated device was compiled: the hosts have no compiler."""
 VERL_MUSA = Path(sys.prefix) / "bin" / "verl-musa"
 FEW = (
     "--set",
@@ -111,7 +113,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     nodes = _nodes()
     image = os.environ.get("VERL_MUSA_HOSTS_IMAGE")
     shape = Shape(count=nodes + 1, image=image, memory="6g", shm="1g")
-    shape = with_stack(shape) if image is None else shape
+    if image is None:
+        shape = with_stack(shape, SIMULATOR)
     try:
         with up(
             shape, kind=os.environ.get("VERL_MUSA_HOSTS_KIND"), folder=tmp_path_factory.mktemp("hosts")
