@@ -240,7 +240,7 @@ def _mesh(
         parameters = {
             "until": until, "nonce": "n0nce", "me": name, "address": addresses[name], "listen": listen[name],
             "dial": [{"host": peer, "address": addresses[peer], "ports": expected} for peer in peers],
-            "expect": dict.fromkeys(peers, listen[name]),
+            "expect": {peer: [*listen[name], *([PULL] if names[names.index(peer) + 1 - len(names)] == name else [])] for peer in peers},
             "pulls": [{"host": following, "address": addresses[following], "port": expected[-1]}], "payload": 2**20, **other,
         }  # fmt: skip
         return dict(_run(MESH, parameters)["parts"]["mesh"]["value"])
