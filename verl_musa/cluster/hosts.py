@@ -70,7 +70,9 @@ def hosts_of(site: Site, named: Sequence[str] = (), *, head: str | None = None) 
             expected="hosts or hostfile in site.yaml, or --hosts NAME,NAME",
             fix="add them to site.yaml (site.example.yaml shows how)",
         )
-    return _with_head(hosts, head or site.head, where)
+    if head is None and (len(hosts) > 1 or hosts[0].name == site.head):
+        head = site.head
+    return _with_head(hosts, head, where)
 
 
 def _with_head(hosts: Sequence[Host], head: str | None, where: str) -> tuple[Host, ...]:

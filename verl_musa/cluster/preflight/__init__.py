@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -132,12 +133,13 @@ def look(
     facts = gather_facts(asking, site.python or sys.executable)
     view = View(site, everybody, resolved, facts.done, facts.parts, run_dir=run_dir, run_id=run_id)
     addresses, lacking = _addresses(view)
-    mesh = make_calls(asking, facts, addresses)
-    data, errors = look_at_files(asking, resolved, facts)
+    view = replace(view, addresses=addresses, lacking=lacking)
+    with ThreadPoolExecutor(max_workers=2) as pool:  # the two wait for the slowest host most of the time
+        calls = pool.submit(make_calls, asking, facts, _on_their_hosts(view))
+        files = pool.submit(look_at_files, asking, resolved, facts)
+        mesh, (data, errors) = calls.result(), files.result()
     view = replace(
         view,
-        addresses=addresses,
-        lacking=lacking,
         mesh=mesh,
         clocks=clocks_to_head(everybody, facts, mesh),
         data=data,
@@ -167,6 +169,11 @@ def _addresses(view: View) -> tuple[dict[str, str], dict[str, str]]:
         else:
             addresses[host.name] = address
     return addresses, lacking
+
+
+def _on_their_hosts(view: View) -> dict[str, str]:
+    """The addresses that hosts can be called by: calls to others would say nothing but what net.address or net.management says."""
+    return {host.name: view.addresses[host.name] for host in view.answering if view.sound(host)}
 
 
 def write_clocks(path: Path, clocks: Mapping[str, Clock]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_musa.checks import Finding, fail, ok, unknown, warn
 from verl_musa.cluster.hosts import Host
+from verl_musa.cluster.preflight.check_version import said_nothing
 from verl_musa.cluster.preflight.view import HostCheck, View
 
 SIMULATOR = "musa-sim"
@@ -19,8 +20,9 @@ HOLDERS_SHOWN = 4
 
 def _devices(view: View, host: Host) -> Mapping[str, Any] | None:
     """What the driver's tools say; None where the job's Python could not be asked, which version.site says."""
-    found = view.part(host, "site")
-    devices: Mapping[str, Any] | None = found["own"]["env"]["devices"] if "own" in found else None
+    if said_nothing(view, host) or "own" not in view.part(host, "site"):
+        return None
+    devices: Mapping[str, Any] = view.part(host, "site")["own"]["env"]["devices"]
     return devices
 
 
@@ -67,11 +69,9 @@ def _slots(view: View, host: Host) -> Finding | None:
 
 
 def _simulated(view: View, host: Host) -> Finding | None:
-    if not view.simulated or view.resolved is None:
+    if not view.simulated or view.resolved is None or said_nothing(view, host):
         return None
     found = view.part(host, "site")
-    if "missing" in found:
-        return None  # version.site says it
     version = found["packages"].get(SIMULATOR)
     if version is None:
         return fail(

@@ -86,7 +86,7 @@ def _clock(view: View, host: Host) -> Finding | None:
     if clock is None:
         raise MissingFactError("not known: the head's clock was not read")
     limit = view.site.limits.clock_seconds
-    seen = f"{clock.ahead:+.2f} s against {view.head.name}'s (within {clock.within:.2f} s)"
+    seen = f"{clock.ahead:+.1f} s against {view.head.name}'s (within {clock.within:.2f} s)"
     fix = "run chrony or another NTP client on all hosts"
     if abs(clock.ahead) - clock.within > limit:
         return fail(f"{seen}, at most {limit:g} s are allowed", fix)

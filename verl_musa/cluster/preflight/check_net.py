@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from verl_musa.checks import Finding, fail, ok, warn
@@ -53,14 +55,10 @@ def _address(view: View, host: Host) -> Finding:
 
 
 def _placed(view: View, host: Host) -> bool:
-    """Whether the training address is on the host; where it is not, net.address says so and nothing more is to be learnt."""
+    """Whether the training address is on the host; where it is not, net.address or net.management says so."""
     if host.name not in view.parts or "value" not in view.parts[host.name].get("net", {}):
         return True  # the check then says that it is not known
-    try:
-        view.interface(host)
-    except MissingFactError:
-        return False
-    return True
+    return view.sound(host)
 
 
 def _interface(view: View, host: Host) -> Finding | None:
@@ -86,12 +84,7 @@ def _management(view: View, host: Host) -> Finding | None:
     network, address = view.site.networks.management, view.addresses.get(host.name)
     if network is None or address is None:
         return None
-    try:
-        name, _ = view.interface(host)
-    except MissingFactError:
-        name = ""
-    same = network == view.site.networks.training
-    if not same and (in_network(address, network) or name == network):
+    if view.in_management(host):
         return fail(
             f"{address} is in the management network {network}",
             "give the training network: networks.training, or the host's own `training`",
@@ -245,10 +238,14 @@ def _adapter(view: View, host: Host) -> Finding | None:
 def _names(view: View, host: Host) -> Finding | None:
     mine = view.part(host, "net")["names"]
     heads = view.part(view.head, "net")["names"]
-    differ = []
+    needed = {one.address for one in view.hosts}
+    differ, silent = [], []
     for name, said in mine.items():
-        if "error" in said:
+        if "error" in said and name in needed:
             return fail(f"{name}: {said['error']}", "the name server does not answer: see /etc/resolv.conf")
+        if "error" in said:
+            silent.append(name)
+            continue
         theirs = heads.get(name, {}).get("value")
         # Debian gives a host's own name a loopback address; that is looked at below.
         if (
@@ -262,6 +259,11 @@ def _names(view: View, host: Host) -> Finding | None:
             )
     if differ:
         return fail("; ".join(differ[:3]), "make /etc/hosts or the name server the same on all hosts")
+    if silent:
+        return warn(
+            f"no answer for {', '.join(silent[:4])}",
+            "see /etc/resolv.conf: whatever asks for a name waits that long",
+        )
     own = view.part(host, "net")["own_name"].get("value") or []
     if own and all(is_loopback(address) for address in own) and len(view.hosts) > 1:
         return warn(f"its own name is {', '.join(own)}: what asks for it gives others an address that they cannot reach",
@@ -370,56 +372,104 @@ def _source(view: View, host: Host) -> Finding | None:
     return ok(f"seen as {own} by {len(seen)} hosts") if seen else None
 
 
-def _rates(view: View) -> dict[str, tuple[str, float]]:
-    """Caller -> whom it pulled from and the bytes a second."""
-    pulled = {
-        name: value["pulled"]
-        for name, value in view.mesh.values.items()
-        if value["pulled"].get("bytes") is not None
-    }
-    return {name: (one["host"], one["bytes"] / max(one["seconds"], 1e-6)) for name, one in pulled.items()}
+@dataclass(frozen=True)
+class Pull:
+    """A transfer of some MiB from ``sender`` to ``receiver``; ``rate`` in bytes a second."""
+
+    sender: str
+    receiver: str
+    got: int
+    wanted: int
+    rate: float
+
+    @property
+    def stalled(self) -> bool:
+        """Whether next to nothing arrived, though small calls pass between the two."""
+        return self.got < min(65536, self.wanted)
+
+    def slow(self, usual: float) -> bool:
+        """Whether it took strangely long, where ``usual`` is what most transfers reach."""
+        return self.got < self.wanted or self.rate < max(SLOW_BYTES, SLOW_SHARE * usual)
+
+    def __str__(self) -> str:
+        return f"{self.got / 2**20:.1f} of {self.wanted / 2**20:.0f} MiB from {self.sender} to {self.receiver} at {self.rate / 1e6:.1f} MB/s"
+
+
+def _pulls(view: View) -> list[Pull]:
+    return [
+        Pull(sender, receiver, one["bytes"], one["wanted"], one["bytes"] / max(one["seconds"], 1e-6))
+        for receiver, value in view.mesh.values.items()
+        for sender, one in value["pulled"].items()
+        if one.get("bytes") is not None  # where the sender was not reached at all, net.reach says it
+    ]
+
+
+def _blamed(pulls: Sequence[Pull], bad: Sequence[Pull]) -> dict[str, list[Pull]]:
+    """Host -> the bad transfers that it most likely causes: all that it sent, or all that it received; else the sender's."""
+    found: dict[str, list[Pull]] = {}
+    left = list(bad)
+    for side in ("sender", "receiver"):
+        for name in dict.fromkeys(getattr(one, side) for one in left):
+            own = [one for one in pulls if getattr(one, side) == name]
+            if len(own) > 1 and all(one in left for one in own):
+                found.setdefault(name, []).extend(own)
+        left = [one for one in left if not any(one in taken for taken in found.values())]
+    for one in left:
+        found.setdefault(one.sender, []).append(one)
+    return found
+
+
+@lru_cache(maxsize=2)
+def _transfers(view: View) -> tuple[list[Pull], float, dict[str, list[Pull]], dict[str, list[Pull]]]:
+    """All transfers, the median of their rates, and who is blamed for those that stall and those that are slow."""
+    pulls = _pulls(view)
+    usual = statistics.median(one.rate for one in pulls) if pulls else 0.0
+    stalled = _blamed(pulls, [one for one in pulls if one.stalled])
+    return (
+        pulls,
+        usual,
+        stalled,
+        _blamed(pulls, [one for one in pulls if one.slow(usual) and not one.stalled]),
+    )
 
 
 def _transfer(view: View, host: Host) -> Finding | None:
-    """Whether this host sends large data as fast as the others do; small calls pass where large ones are lost to a wrong MTU."""
-    puller = next(
-        (name for name, value in view.mesh.values.items() if value["pulled"].get("host") == host.name), None
-    )
-    if puller is None:
+    """Whether large data moves as between the others; small calls pass where large ones are lost to a wrong MTU."""
+    pulls, usual, stalled, slow = _transfers(view)
+    own = [one for one in pulls if host.name in {one.sender, one.receiver}]
+    if not own:
         return None
-    pulled = view.mesh.values[puller]["pulled"]
-    if pulled.get("bytes") is None:
-        return None  # net.reach says it
-    rates = {name: rate for name, (_, rate) in _rates(view).items()}
-    rate, usual = rates[puller], statistics.median(rates.values())
-    seen = f"{pulled['bytes'] / 2**20:.1f} of {pulled['wanted'] / 2**20:.0f} MiB to {puller} at {rate / 1e6:.1f} MB/s"
-    if pulled["bytes"] < min(65536, pulled["wanted"]):
+    if host.name in stalled:
         return fail(
-            f"{seen}: small messages pass, large ones do not",
-            f"make the MTU of {host.name}, {puller} and all switches between them equal",
+            f"{'; '.join(map(str, stalled[host.name]))}: small messages pass, large ones do not",
+            f"make the MTU of {host.name}, its peers and all switches between them equal; see that no firewall drops ICMP",
         )
-    if pulled["bytes"] < pulled["wanted"] or rate < max(SLOW_BYTES, 0) or rate < SLOW_SHARE * usual:
+    if host.name in slow:
+        bad = slow[host.name]
+        peers = ", ".join(
+            dict.fromkeys(name for one in bad for name in (one.sender, one.receiver) if name != host.name)
+        )
         return warn(
-            f"{seen}; the median is {usual / 1e6:.1f}",
-            f"look at the link between {host.name} and {puller}: ethtool, tc qdisc, the switch's counters",
+            f"{'; '.join(map(str, bad))}; the median is {usual / 1e6:.1f}",
+            f"look at the link between {host.name} and {peers}: ethtool, tc qdisc, the switch's counters",
         )
-    return ok(seen)
+    return ok("; ".join(map(str, own)))
+
+
+@lru_cache(maxsize=2)
+def _delays(view: View) -> dict[str, list[float]]:
+    """Host -> milliseconds of its quickest call to each other host that it reached."""
+    return {
+        name: [min(quick) for calls in value["calls"].values() if (quick := [one["ms"] for one in calls.values() if one["status"] == "ok"])]
+        for name, value in view.mesh.values.items()
+    }  # fmt: skip
 
 
 def _delay(view: View, host: Host) -> Finding | None:
-    own = _mesh(view, host)
-    if own is None:
+    if _mesh(view, host) is None or not _delays(view)[host.name]:
         return None
-    least = {
-        peer: min((call["ms"] for call in calls.values() if call["status"] == "ok"), default=None)
-        for peer, calls in own["calls"].items()
-    }
-    known = {peer: ms for peer, ms in least.items() if ms is not None}
-    if not known:
-        return None
-    every = [min(call["ms"] for call in calls.values()) for value in view.mesh.values.values() for calls in value["calls"].values()
-             if any(call["status"] == "ok" for call in calls.values())]  # fmt: skip
-    usual, mine = statistics.median(every), statistics.median(known.values())
+    usual = statistics.median(ms for own in _delays(view).values() for ms in own)
+    mine = statistics.median(_delays(view)[host.name])
     if mine > SLOW_MS and mine > usual * 10:
         return warn(
             f"{mine:.1f} ms to open a connection, {usual:.1f} ms between most",
@@ -441,6 +491,6 @@ CHECKS = (
     HostCheck("net.proxy", "proxies in the environment", _proxy),
     HostCheck("net.reach", "every host calls every other one on the job's ports", _reach),
     HostCheck("net.source", "address that others see", _source),
-    HostCheck("net.transfer", "a larger transfer to the next host", _transfer),
+    HostCheck("net.transfer", "a larger transfer to and from two other hosts", _transfer),
     HostCheck("net.delay", "time to open a connection", _delay),
 )

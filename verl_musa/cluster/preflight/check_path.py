@@ -17,17 +17,18 @@ LISTS = ("PYTHONPATH",)
 SEARCHED = ("PATH", "LD_LIBRARY_PATH")
 """Places of programs and libraries, where a missing folder is usual; version.* compares what is in them."""
 
-LOCAL_FOLDERS = ("/tmp", "/dev", "/proc", "/sys", "/run")  # noqa: S108  (each host has its own)
+LOCAL_FOLDERS = ("/tmp", "/dev", "/proc", "/sys", "/run")  # noqa: S108  (of an environment: each host has its own)
 
 
 def paths_of(resolved: Resolved) -> dict[str, str]:
     """Every path that the recipe and its environment name -> the path; those of a site that is not set are left out."""
-    found = dict(_named(resolved))
     return {
-        name: path
-        for name, path in found.items()
-        if path.startswith("/") and not path.startswith(LOCAL_FOLDERS)
+        name: path for name, path in _named(resolved) if path.startswith("/") and not _is_local(name, path)
     }
+
+
+def _is_local(name: str, path: str) -> bool:
+    return name.startswith("env ") and any(path == one or path.startswith(f"{one}/") for one in LOCAL_FOLDERS)
 
 
 def _named(resolved: Resolved) -> Iterator[tuple[str, str]]:

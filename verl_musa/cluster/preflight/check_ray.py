@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_musa.checks import Finding, fail, ok, warn
 from verl_musa.cluster.hosts import Host
-from verl_musa.cluster.preflight.view import HostCheck, View, in_network, is_loopback
+from verl_musa.cluster.preflight.view import HostCheck, View, is_loopback
 
 HEAD_ONLY = ("port", "dashboard", "client")
 USUAL_GCS, USUAL_DASHBOARD = 6379, 8265
@@ -94,14 +94,16 @@ def _head(view: View, host: Host) -> Finding | None:
         return fail(view.lacking.get(host.name, "no address"), fix)
     if is_loopback(address) and len(view.hosts) > 1:
         return fail(f"{address} is the loopback: no other host reaches it", fix)
-    management = view.site.networks.management
-    if management and management != view.site.networks.training and in_network(address, management):
+    if view.in_management(host):
         return fail(f"{address} is in the management network: objects over 1 MB would hang", fix)
-    far = [
-        name for (name, called), ports in view.mesh.failed.items() if called == host.name and port in ports
+    faults = [
+        one
+        for one in view.mesh.faults
+        if one.host == host.name and one.direction == "incoming" and port in one.ports
     ]
+    far = sorted({peer for one in faults for peer in one.peers})
     if far:
-        return fail(f"{address}:{port} is not reached from {', '.join(sorted(far))}", "see net.reach")
+        return fail(f"{address}:{port} is not reached from {', '.join(far)}", "see net.reach")
     return ok(f"{address}:{port}")
 
 

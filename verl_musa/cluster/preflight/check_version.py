@@ -17,7 +17,7 @@ _FIX = "bring the same image to every host: verl-musa image verify says what eac
 
 def said_nothing(view: View, host: Host) -> bool:
     """Whether the job's Python could not be asked: version.site then says why, and nothing more is to be learnt."""
-    return "missing" in view.part(host, "site")
+    return "missing" in view.parts[host.name].get("site", {}).get("value", {"missing": "no answer"})
 
 
 def _python_there(view: View, host: Host) -> Finding:

@@ -26,7 +26,10 @@ from verl_musa.cluster.ssh import Done, Remote, run_all
 from verl_musa.recipe import Resolved, Site
 
 Say = Callable[[str], None]
-START_S = 8.0
+PULL = -1
+"""In the place of a port: the call that asks for a transfer."""
+
+START_S = 5.0
 """Of the first phase's time, what is left to ssh and the start of Python: a part that hangs must not cost the others' answer."""
 
 
@@ -39,12 +42,12 @@ class Bounds:
         calls: phase 2: the time in which calls are repeated.
         files: phase 3: the time in which a file must show up on all hosts.
         start: what ssh and Python may take to get going in phases 2 and 3.
-        payload: bytes that each host sends to the next one.
+        payload: bytes that each host sends to its two neighbours in the list.
     """
 
-    facts: float = 26.0
+    facts: float = 22.0
     calls: float = 6.0
-    files: float = 15.0
+    files: float = 8.0
     start: float = 3.0
     payload: int = 4 * 2**20
 
@@ -120,11 +123,11 @@ def make_calls(asking: Asking, facts: Facts, addresses: Mapping[str, str]) -> Me
     )
     nonce = secrets.token_hex(8)
     until = time.time() + bounds.start + bounds.calls
-    following = {host.name: calling[(index + 1) % len(calling)] for index, host in enumerate(calling)}
+    beside = neighbours([host.name for host in calling])
 
     def stdin(host: Host) -> bytes:
         others = [other for other in calling if other.name != host.name]
-        after = following[host.name]
+        asked = [name for name in beside[host.name] if ports[name]]
         return probe_program(MESH, {
             "seconds": bounds.start + bounds.calls + 2,
             "until": until + facts.clocks[host.name][0],
@@ -133,14 +136,23 @@ def make_calls(asking: Asking, facts: Facts, addresses: Mapping[str, str]) -> Me
             "address": addresses[host.name],
             "listen": ports[host.name],
             "dial": [{"host": one.name, "address": addresses[one.name], "ports": ports[one.name]} for one in others],
-            "expect": {one.name: [*ports[host.name], *([-1] if following[one.name] is host else [])] for one in others},
-            "pull": {"host": after.name, "address": addresses[after.name], "port": ports[after.name][-1]} if ports[after.name] else None,
+            "expect": {one.name: [*ports[host.name], *([PULL] if host.name in beside[one.name] else [])] for one in others},
+            "pulls": [{"host": name, "address": addresses[name], "port": ports[name][-1]} for name in asked],
             "payload": bounds.payload,
         })  # fmt: skip
 
     done = run_all(asking.remote, calling, ARGV, stdin=stdin, timeout_s=bounds.start + bounds.calls + 8)
     values, errors = _values(done, "mesh")
     return Mesh(values, errors)
+
+
+def neighbours(names: Sequence[str]) -> dict[str, list[str]]:
+    """Whom each host asks for a larger transfer: the next and the last one of the list, taken as a ring; so a slow one is seen by two."""
+    count = len(names)
+    return {
+        name: list(dict.fromkeys([names[(index + 1) % count], names[index - 1]]))
+        for index, name in enumerate(names)
+    }
 
 
 def _free_ports(

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import re
+import select
 import time
 from typing import Any
 
@@ -16,8 +17,9 @@ MOST_FILES = 20_000
 LISTED = 300
 SAMPLED = 24
 BLOCK = 1 << 16
-PATH_S = 12
+PATH_S = 6
 POLL_S = 0.15
+POKE_S = 1.0
 ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -147,6 +149,7 @@ def canary(parameters: dict[str, Any]) -> dict[str, Any]:
     seen: set[str] = {me}
     done: set[str] = set()
     took: float | None = None
+    poke = time.monotonic() + POKE_S
     try:
         while time.monotonic() < until:
             listed = dict(name.rpartition(".")[::2] for name in os.listdir(folder))
@@ -159,10 +162,21 @@ def canary(parameters: dict[str, Any]) -> dict[str, Any]:
                 os.rename(here, seen_file)
             if took is not None and names <= done:
                 break
-            time.sleep(POLL_S)
+            if time.monotonic() > poke:
+                poke = time.monotonic() + POKE_S
+                refresh(os.path.join(folder, f"{me}.poke"))
+            select.select([], [], [], POLL_S)  # not sleep(): where somebody shifts the clock, it may refuse
     finally:
         left = remove_own(folder, (here, seen_file))
     return {"missing": sorted(names - seen), "seconds": took, "left": left}
+
+
+def refresh(path: str) -> None:
+    """Make and remove a file: a client of NFS keeps a listing for up to a minute, unless it changes the folder itself."""
+    with contextlib.suppress(OSError):
+        with open(path, "x", encoding="utf-8"):
+            pass
+        os.unlink(path)
 
 
 def remove_own(folder: str, files: tuple[str, ...]) -> list[str]:

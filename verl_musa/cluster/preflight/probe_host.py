@@ -11,7 +11,6 @@ import re
 import resource
 import socket
 import subprocess
-import tempfile
 import time
 from typing import Any
 
@@ -24,6 +23,8 @@ VARIABLE = re.compile(
 SECRET = re.compile(r"(token|secret|passw|credential|key)", re.IGNORECASE)
 USERINFO = re.compile(r"//[^/@]*@")
 MIB = 1024**2
+UNLIMITED = 1 << 60
+"""Version 1 of control groups writes a huge number where there is no limit."""
 
 
 def host_part(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +50,9 @@ def host_part(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def host_folders(parameters: dict[str, Any]) -> dict[str, str]:
     """Name -> folder of those whose space is looked at."""
-    return {**parameters.get("folders", {}), "temporary": tempfile.gettempdir(), "shm": "/dev/shm"}  # noqa: S108
+    # Not tempfile's choice: it goes elsewhere where nothing can be written, which is what is looked for.
+    temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    return {**parameters.get("folders", {}), "temporary": temporary, "shm": "/dev/shm"}  # noqa: S108
 
 
 def folder_space(path: str) -> dict[str, Any]:
@@ -67,14 +70,32 @@ def folder_space(path: str) -> dict[str, Any]:
     }
 
 
+def group_folders(controller: str) -> list[str]:
+    """The control groups around this process, the innermost first, in version 2 of the kernel's interface or in version 1."""
+    text = read_text("/proc/self/cgroup") or ""
+    found = []
+    for pattern, root in (
+        (r"^0::(/.*)$", "/sys/fs/cgroup"),
+        (rf"^\d+:(?:\S*,)?{controller}(?:,\S*)?:(/.*)$", f"/sys/fs/cgroup/{controller}"),
+    ):
+        match = re.search(pattern, text, re.MULTILINE)
+        folder = root + (match.group(1).rstrip("/") if match else "")
+        while folder.startswith(root):
+            found.append(folder)
+            folder = os.path.dirname(folder)
+    return found
+
+
 def host_memory() -> dict[str, int | None]:
-    """MiB that a new job may take: what the kernel calls available, and what the control group leaves."""
+    """MiB that a new job may take: what the kernel calls available, and what the control groups leave."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", read_text("/proc/meminfo") or "", re.MULTILINE)
-    left = None
-    for limit_name, used_name in (("memory.max", "memory.current"),):
-        limit, used = (read_number(f"/sys/fs/cgroup/{name}") for name in (limit_name, used_name))
-        if limit is not None and used is not None:
-            left = max(0, limit - used) // MIB
+    left: int | None = None
+    for folder in group_folders("memory"):
+        for names in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, used = (read_number(f"{folder}/{name}") for name in names)
+            if limit is not None and used is not None and limit < UNLIMITED:
+                room = max(0, limit - used) // MIB
+                left = room if left is None else min(left, room)
     return {"available": int(match.group(1)) // 1024 if match else None, "group_left": left}
 
 
@@ -90,17 +111,12 @@ def host_limits() -> dict[str, list[int]]:
 
 
 def host_pids() -> dict[str, Any]:
-    """The least ``pids.max`` of the control groups around this process, and how many it counts now."""
-    match = re.search(r"^0::(/.*)$", read_text("/proc/self/cgroup") or "", re.MULTILINE)
-    folder = "/sys/fs/cgroup" + (match.group(1).rstrip("/") if match else "")
+    """The control group around this process that leaves the fewest processes, its limit, and how many it counts now."""
     found: dict[str, Any] = {"max": None, "current": None, "file": None}
-    folders = [folder]
-    while folders[-1].startswith("/sys/fs/cgroup/"):
-        folders.append(os.path.dirname(folders[-1]))
-    for one in [*folders, "/sys/fs/cgroup/pids"]:
-        most = read_number(f"{one}/pids.max")
+    for folder in group_folders("pids"):
+        most = read_number(f"{folder}/pids.max")
         if most is not None and (found["max"] is None or most < found["max"]):
-            found.update(max=most, current=read_number(f"{one}/pids.current"), file=f"{one}/pids.max")
+            found.update(max=most, current=read_number(f"{folder}/pids.current"), file=f"{folder}/pids.max")
     return found
 
 
@@ -126,6 +142,8 @@ def site_part(parameters: dict[str, Any]) -> dict[str, Any]:
         )
     except OSError as error:
         return {"missing": f"{python}: {error.strerror}"}
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{python} did not answer within {error.timeout:.0f} s") from None
     lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()

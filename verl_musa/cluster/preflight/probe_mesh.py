@@ -26,7 +26,7 @@ SETTLED_S = 3.2
 """A call without an answer this long after the peer was seen alive is dropped: two repetitions of its first packet are over."""
 
 REFUSED_S = 0.8
-PULL_S = 4.0
+PULL_S = 3.0
 LARGEST_LINE = 256
 CHUNK = 1 << 16
 DISCARD = 9
@@ -73,8 +73,8 @@ class Mesh:
         ]
         self.alive: dict[str, float] = {}
         self.clocks: dict[str, list[float]] = {}
-        self.pull = parameters.get("pull")
-        self.pulled: dict[str, Any] = {}
+        self.pulls: list[dict[str, Any]] = list(parameters.get("pulls", []))
+        self.pulled: dict[str, dict[str, Any]] = {}
         self.threads: list[threading.Thread] = []
         self.payload = parameters.get("payload", 0)
 
@@ -101,13 +101,12 @@ class Mesh:
             now = time.monotonic()
             for call in self.calls:
                 self._step(call, now)
-            if self._pull_is_due():
-                self._start_pull()
+            self._start_pulls()
             dialled = all(call.status for call in self.calls)
             if (
                 dialled
                 and not self.expected
-                and self.pull is None
+                and not self.pulls
                 and not any(one.is_alive() for one in self.threads)
             ):
                 return
@@ -234,22 +233,21 @@ class Mesh:
         self.threads.append(thread)
         self.expected.discard((peer, -1))
 
-    def _pull_is_due(self) -> bool:
-        if self.pull is None:
-            return False
-        calls = [
-            call for call in self.calls if call.peer == self.pull["host"] and call.port == self.pull["port"]
-        ]
-        if calls and calls[0].status not in (None, "ok"):
-            self.pulled, self.pull = {"host": self.pull["host"], "error": "not reached"}, None
-        return bool(calls) and calls[0].status == "ok"
-
-    def _start_pull(self) -> None:
-        asked, self.pull = self.pull or {}, None
-        self.pulled = {"host": asked["host"], "error": "not ended"}
-        thread = threading.Thread(target=self._fetch, args=(asked,), daemon=True)
-        thread.start()
-        self.threads.append(thread)
+    def _start_pulls(self) -> None:
+        """Ask each chosen peer for the payload once its port has answered."""
+        for asked in list(self.pulls):
+            key = (asked["host"], asked["port"])
+            status = next(
+                (call.status for call in self.calls if (call.peer, call.port) == key), "not dialled"
+            )
+            if status is None:
+                continue
+            self.pulls.remove(asked)
+            self.pulled[asked["host"]] = {"error": "not ended" if status == "ok" else "not reached"}
+            if status == "ok":
+                thread = threading.Thread(target=self._fetch, args=(asked,), daemon=True)
+                thread.start()
+                self.threads.append(thread)
 
     def _fetch(self, asked: dict[str, Any]) -> None:
         began, count, error = time.monotonic(), 0, ""
@@ -263,8 +261,7 @@ class Mesh:
                     count += len(data)
         except OSError as problem:
             error = str(problem)
-        self.pulled = {
-            "host": asked["host"],
+        self.pulled[asked["host"]] = {
             "bytes": count,
             "wanted": self.payload,
             "seconds": time.monotonic() - began,

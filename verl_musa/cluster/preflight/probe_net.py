@@ -166,10 +166,14 @@ def socket_owners(inodes: Any) -> dict[str, int]:
     found: dict[str, int] = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
-            links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+            names = os.listdir(f"/proc/{pid}/fd")
         except OSError:
             continue  # it ended, or is somebody else's
-        for link in links:
+        for name in names:
+            try:
+                link = os.readlink(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue  # closed meanwhile
             if link.startswith("socket:[") and link[8:-1] in inodes:
                 found.setdefault(link[8:-1], pid)
     return found
