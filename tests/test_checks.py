@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 
 import pytest
 from rich.console import Console
@@ -83,3 +84,17 @@ def test_render_shows_everything_and_reads_no_markup() -> None:
     text = stream.getvalue()
     for part in ("FAIL", "[bold]seen[/bold]", "f:1", "-> do", "1 checks: 1 FAIL"):
         assert part in text
+
+
+def test_checks_that_run_at_a_time_keep_their_order() -> None:
+    second_ran = threading.Event()
+
+    def waits(_: int) -> Finding:
+        return ok("both ran") if second_ran.wait(20) else fail("the second check never started", "run both")
+
+    def tells(_: int) -> Finding:
+        second_ran.set()
+        return ok("told")
+
+    results = run_checks([Check("a", "a", waits), Check("b", "b", tells)], 0, workers=2)
+    assert [(r.check, r.evidence) for r in results] == [("a", "both ran"), ("b", "told")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -103,9 +104,12 @@ class Check(Generic[Subject]):
     function: Callable[[Subject], Finding]
 
 
-def run_checks(checks: Iterable[Check[Subject]], subject: Subject) -> list[Result]:
-    """Run every check, in order. A check that breaks is UNKNOWN, with the exception as its evidence."""
-    return [_run_one(check, subject) for check in checks]
+def run_checks(checks: Iterable[Check[Subject]], subject: Subject, *, workers: int = 1) -> list[Result]:
+    """Run every check, in order, or ``workers`` at a time. A check that breaks is UNKNOWN, with the exception as its evidence."""
+    if workers == 1:
+        return [_run_one(check, subject) for check in checks]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda check: _run_one(check, subject), checks))
 
 
 def _run_one(check: Check[Subject], subject: Subject) -> Result:

@@ -76,3 +76,17 @@ class JobFailedError(VerlMusaError):
     """The job was started and failed on its own: a worker died, training crashed, a proof was missing."""
 
     exit_code: ClassVar[int] = 1
+
+
+class HostLostError(JobFailedError):
+    """A host was lost while the job ran on it: killed, unreachable, or its Ray ended.
+
+    Args:
+        message: as in the other errors.
+        lost: the names of those hosts.
+        details: as in the other errors.
+    """
+
+    def __init__(self, message: str, *, lost: tuple[str, ...], **details: str | None) -> None:
+        super().__init__(message, **details)
+        self.lost = lost

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,24 @@ def test_a_ray_that_ends_or_stays_silent_is_reported_with_its_log(tmp_path: Path
     try:
         with pytest.raises(HostError, match="connection refused"):
             ray.wait_ready(timeout_s=0.2, pause=lambda _: None)
+    finally:
+        ray._process.kill()
+        ray._process.wait(timeout=10)
+
+
+def test_a_dashboard_that_died_at_its_start_is_told_at_once(tmp_path: Path) -> None:
+    ray = started("import time; time.sleep(60)", SilentApi(), tmp_path / "log")
+    vars(ray)["plan"] = replace(ray.plan, temp_dir=tmp_path)
+    logs = tmp_path / "session_2026" / "logs"
+    logs.mkdir(parents=True)
+    try:
+        assert local_ray.dashboard_failure(None) is None
+        assert local_ray.dashboard_failure(logs.parent) is None
+        (logs / "dashboard.log").write_text(
+            "RuntimeError: Module MetricsHead failed to start. Timeout after 30.0 seconds.\n"
+        )
+        with pytest.raises(HostError, match=r"dashboard died at its start: .*MetricsHead failed to start"):
+            ray.wait_ready(timeout_s=60)
     finally:
         ray._process.kill()
         ray._process.wait(timeout=10)

@@ -77,6 +77,19 @@ def test_the_noise_of_the_dtype_widens_the_limit_and_is_shown() -> None:
     assert "own in bfloat16: mean 1.00e-02" in found["evidence"]
 
 
+def test_the_noise_of_the_dtype_is_allowed_between_trainer_and_rollout() -> None:
+    values = {"float32": reference(HEALTHY, 0.01), "bfloat16": reference(HEALTHY, 0.006)}
+
+    def judged(gap: float, dtypes: dict[str, str] = LOW) -> dict[str, str]:
+        apart = [replace(one, trainer=[score + gap for score in one.rollout or []]) for one in HEALTHY]
+        return judge.judge_logprobs(apart, dtypes=dtypes, reference=values)
+
+    assert judged(0.011)["status"] == "OK"
+    assert "limit 1e-02 (bfloat16)" in judged(0.011)["evidence"]
+    assert judged(0.013)["status"] == "FAIL"
+    assert judged(0.011, EXACT)["status"] == "FAIL"
+
+
 def test_one_wrong_token_fails_although_its_sequence_averages_out() -> None:
     values = reference(HEALTHY)
     values[0][0] += 0.5

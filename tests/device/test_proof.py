@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from verl_musa.device import proof
-from verl_musa.device.expect import EXPECT_ENV, RUN_DIR_ENV, ExpectationError
+from verl_musa.device.expect import EXPECT_ENV, RUN_DIR_ENV, ExpectationError, own_file
 
 FACTS: dict[str, Any] = {
     "role": "fsdp-language_model",
@@ -43,7 +43,7 @@ def _found(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
 def test_proof_is_written_with_all_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _found(monkeypatch)
     proof.prove("fsdp-language_model")
-    path = tmp_path / "logs" / "proof" / f"fsdp-language_model-{os.getpid()}.json"
+    path = tmp_path / "logs" / "proof" / own_file("fsdp-language_model")
     assert json.loads(path.read_text(encoding="utf-8")) == FACTS
 
 
@@ -125,7 +125,7 @@ def test_counters_are_written_or_null(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch_musa", package)
     proof.write_counters()
-    path = tmp_path / "logs" / "proof" / f"mccl-{os.getpid()}.json"
+    path = tmp_path / "logs" / "proof" / own_file("mccl")
     assert json.loads(path.read_text(encoding="utf-8")) == {"pid": os.getpid(), "counters": expected}
 
 

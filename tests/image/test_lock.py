@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl_musa.checks import Status
+from verl_musa.cli import main
 from verl_musa.errors import ImageError
 from verl_musa.image import current
 from verl_musa.image import lock as locks
@@ -155,6 +156,27 @@ def test_a_run_of_anything_else_is_refused_and_what_differs_is_named(
     assert seen in str(caught.value)
     assert f"--unlocked {item}=" in str(caught.value)
     assert str(place.recipe / "recipe.lock") in str(caught.value)
+
+
+@pytest.mark.parametrize("item", MISMATCHES)
+def test_the_command_refuses_and_leaves_no_run(
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    item: str,
+) -> None:
+    monkeypatch.setattr(prepare, "_check_contents", lambda *_: None)
+    monkeypatch.setattr(prepare, "_check_host", lambda *_: None)
+    command = ["run", str(place.recipe), "--no-gate", "--dry-run", "--runs-dir", str(tmp_path / "runs")]
+    locked(place)
+    assert main(command) == 0, "as locked it would start"
+    MISMATCHES[item][0](place, monkeypatch)
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert f"fake_recipe is not what its lock says: {item}\n" in said
+    assert MISMATCHES[item][1] in said
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("item", MISMATCHES)

@@ -115,3 +115,20 @@ def test_a_file_that_has_not_changed_is_not_read_again(
 
     monkeypatch.setattr(tree, "sha256", read)
     assert list_folder(root, cache=HashCache("test")) == before
+
+
+def test_a_file_is_read_once_for_the_packages_and_the_whole_file_system(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def note(path: object) -> str:
+        read.append(str(path))
+        return "0"
+
+    monkeypatch.setattr(tree, "sha256", note)
+    hashes = HashCache(None)
+    list_folder(root, cache=hashes)
+    once = len(read)
+    list_filesystem(root, hashes)
+    assert len(read) == once == len(set(read)) > 0

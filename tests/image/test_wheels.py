@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import os
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,19 @@ def test_the_locks_say_what_the_requirements_and_the_pins_say(image: str) -> Non
     locks = check_locks(load_pins(image, ROOT))
     assert sum(map(len, locks.values())) > 150
     assert all(len(value) == 64 for lock in locks.values() for entry in lock for value in entry.hashes)
+
+
+# A build system that can only name a package: the one of this environment would not answer like that.
+BACKEND = """
+import pathlib
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    found = pathlib.Path(folder, "thing-1.0.dist-info")
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\\nName: thing\\nVersion: 1.0\\n")
+    return found.name
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    raise AssertionError("nothing is built here")
+"""
 
 
 def test_nothing_of_the_vendors_is_in_another_layer() -> None:
@@ -101,3 +118,33 @@ def test_a_lock_reads_back_as_it_was_written() -> None:
     file = lock_file(load_pins("sim", ROOT), "megatron")
     head, *_ = file.read_text().splitlines()
     assert file.read_text() == "\n".join([head, *(entry.text for entry in read_lock(file)), ""])
+
+
+def test_a_source_package_is_named_by_the_locked_build_system_not_by_that_of_this_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels, source = tmp_path / "wheels", tmp_path / "index"
+    wheels.mkdir()
+    source.mkdir()
+    with zipfile.ZipFile(wheels / "setuptools-99.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("setuptools/__init__.py", "")
+        wheel.writestr("setuptools/build_meta.py", BACKEND)
+        wheel.writestr(
+            "setuptools-99.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: setuptools\nVersion: 99.0\n"
+        )
+    project = b'[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+    with tarfile.open(source / "thing-1.0.tar.gz", "w:gz") as tar:
+        entry = tarfile.TarInfo("thing-1.0/pyproject.toml")
+        entry.size = len(project)
+        tar.addfile(entry, io.BytesIO(project))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(source))
+    locks = {name: [Locked(name if name == "thing" else "setuptools", version, (_digest(file),))]
+             for name, version, file in (("tools", "99.0", wheels / "setuptools-99.0-py3-none-any.whl"), ("thing", "1.0", source / "thing-1.0.tar.gz"))}  # fmt: skip
+    found = fetch(load_pins("sim", ROOT), locks, wheels, tmp_path / "log", print)
+    assert found["thing"] == [wheels / "thing-1.0.tar.gz"]
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

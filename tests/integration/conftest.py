@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
+from ci.engine import NoEngineError, engine
 from verl_musa.cluster.processes import OwnedProcesses
 
 JOB_LIMIT_S = 900
 RECIPE = "qwen3-tiny-dense"
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE_PACKAGES = ("docker.io", "mmdebstrap")
+IMAGE_LIMIT_S = 3000
+"""A build of the simulated image with its base takes some 6 minutes on two quiet processors."""
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -122,3 +129,94 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     finally:
         command.close()
         sys.stdout.write(command.output()[-20000:])
+
+
+@dataclass(frozen=True)
+class ImageTool:
+    """``verl-musa image`` and ``docker`` beside the engine of this session; bases and packages are kept in one folder."""
+
+    docker_host: str
+    folder: Path
+
+    def call(self, *command: str, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that finds the engine."""
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "DOCKER_HOST": self.docker_host, "PYTHONPATH": paths, **env}
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=IMAGE_LIMIT_S, cwd=ROOT, env=environment, input=stdin)  # fmt: skip
+
+    def image(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run ``verl-musa image …``."""
+        entry = "import sys; from verl_musa.cli import main; sys.exit(main(sys.argv[1:]))"
+        return self.call(sys.executable, "-c", entry, "image", *arguments, **env)
+
+    def build(self, *arguments: str, **env: str) -> dict[str, Any]:
+        """Build an image; return what the command says about it."""
+        done = self.image("build", *arguments, "--json", "--cache", str(self.folder / "cache"), **env)
+        assert done.returncode == 0, f"{done.stderr[-3000:]}\n{done.stdout[-2000:]}"
+        sys.stdout.write(done.stderr)  # the seconds of each step
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+class SimImage(NamedTuple):
+    """The simulated image that this session built.
+
+    Attributes:
+        docker_host: address of the engine that has it.
+        reference: its name there.
+        id: its id.
+    """
+
+    docker_host: str
+    reference: str
+    id: str
+
+
+def _missing() -> list[str]:
+    return [name for name in ("dockerd", "mmdebstrap") if not shutil.which(name, path="/usr/sbin:/usr/bin")]
+
+
+def _install_engine() -> None:
+    """On a CI machine what builds images is installed; elsewhere nobody expects a test to do that."""
+    apt = shutil.which("apt-get")
+    if os.environ.get("CI") and os.geteuid() == 0 and apt:
+        for arguments in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *ENGINE_PACKAGES]):  # fmt: skip
+            subprocess.run([apt, *arguments], check=False, timeout=900, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def image_tool() -> Iterator[ImageTool]:
+    """An engine of this session's own, ended and removed with it; skips with the reason where none can start."""
+    if _missing():
+        _install_engine()
+    if _missing():
+        pytest.skip(f"no image was built: {' and '.join(_missing())} not installed (apt-get install {' '.join(ENGINE_PACKAGES)})")  # fmt: skip
+    if os.geteuid() != 0:
+        pytest.skip("no image was built: starting dockerd takes root")
+    folder = Path(tempfile.mkdtemp(prefix="verl-musa-images-"))
+    try:
+        with engine(folder / "engine") as address:
+            yield ImageTool(address, folder)
+    except NoEngineError as error:
+        pytest.skip(f"no image was built: {error}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def sim_build(image_tool: ImageTool) -> dict[str, Any]:
+    """What ``verl-musa image build sim --json`` said; built once in a session."""
+    return image_tool.build("sim")
+
+
+@pytest.fixture(scope="session")
+def sim_image(image_tool: ImageTool, sim_build: dict[str, Any]) -> SimImage:
+    """The verified simulated image, for whoever starts containers of it."""
+    return SimImage(image_tool.docker_host, sim_build["reference"], sim_build["id"])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first pays for the build."""
+    for item in items:
+        if "image_tool" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(2 * IMAGE_LIMIT_S), append=False)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ci.hosts import Host, Hosts, NoHostsError, Shape, faults, up
 
+from ci.hosts import Host, Hosts, NoHostsError, Shape, faults, up
 from verl_musa.checks import Result, Status
 from verl_musa.cluster.hosts import hosts_of
 from verl_musa.cluster.preflight import Preflight, look

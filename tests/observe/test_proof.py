@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_musa.observe.proof import (
-    device_pids,
+    device_actors,
     devices_by_pool,
     mccl_calls,
     plugin_failures,
@@ -59,7 +59,7 @@ def test_the_workers_that_own_a_device() -> None:
         {"pid": 4, "state": "ALIVE", "required_resources": {"GPU_group_1_ab": 0.3}},
         {"pid": 5, "state": "ALIVE", "required_resources": None},
     ]
-    assert device_pids(actors) == {1, 4}
+    assert {actor["pid"] for actor in device_actors(actors)} == {1, 4}
 
 
 def test_every_proof_of_a_worker_counts(tmp_path: Path) -> None:

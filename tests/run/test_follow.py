@@ -14,9 +14,10 @@ import pytest
 
 from verl_musa.cluster.deaths import Death
 from verl_musa.cluster.jobs_api import Job, RayApiError
-from verl_musa.errors import JobFailedError
+from verl_musa.errors import HostLostError, JobFailedError
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.follow import Follower, Limits
+from verl_musa.run.ground import LocalGround, Lost
 from verl_musa.run.record import RunRecord
 
 EXPECTED = {"device": "musa", "backend": "mccl", "simulated": True}
@@ -92,6 +93,12 @@ class Shown:
 Make = Callable[..., Follower]
 
 
+def session_of(follower: Follower) -> Path:
+    assert isinstance(follower.ground, LocalGround)
+    assert follower.ground.ray.session_dir is not None
+    return follower.ground.ray.session_dir
+
+
 @pytest.fixture
 def make(run: RunDirectory, record: RunRecord, tmp_path: Path) -> Make:
     def build(looks: list[tuple[str, list[dict[str, Any]]]], **changes: Any) -> Follower:
@@ -101,8 +108,10 @@ def make(run: RunDirectory, record: RunRecord, tmp_path: Path) -> Make:
         arguments: dict[str, Any] = {
             "run": run,
             "record": record,
-            "ray": FakeRay(FakeApi(looks), session, changes.pop("code", None)),
-            "owned": NoProcesses(),
+            "ground": LocalGround(
+                FakeRay(FakeApi(looks), session, changes.pop("code", None)),  # type: ignore[arg-type]
+                changes.pop("owned", NoProcesses()),
+            ),
             "display": Shown(),
             "submission_id": "job",
             "expected": EXPECTED,
@@ -149,17 +158,15 @@ def test_the_number_of_steps_is_read_from_the_driver(
     log(run, 1)
     prove(run, 11, 12)
     follower = make([("RUNNING", ALIVE), ("SUCCEEDED", [])])
-    assert follower.ray.session_dir is not None
-    (follower.ray.session_dir / "logs" / "job-driver-job.log").write_text("x INFO Total training steps: 20\n")
+    (session_of(follower) / "logs" / "job-driver-job.log").write_text("x INFO Total training steps: 20\n")
     follower.follow()
     assert record.total_steps == 20
 
 
 def test_a_failed_job_is_explained_by_its_driver(make: Make) -> None:
     follower = make([("FAILED", [])])
-    assert follower.ray.session_dir is not None
     lines = "Traceback (most recent call last):\n  File x\nhydra.errors.ConfigError: no key 'abc'\nbye\n"
-    (follower.ray.session_dir / "logs" / "job-driver-job.log").write_text(lines)
+    (session_of(follower) / "logs" / "job-driver-job.log").write_text(lines)
     with pytest.raises(
         JobFailedError, match=r"exit code 1: hydra.errors.ConfigError: no key 'abc'"
     ) as caught:
@@ -175,8 +182,7 @@ def test_a_failed_job_without_a_log_gives_rays_message(make: Make) -> None:
 @pytest.mark.parametrize("status", ["RUNNING", "FAILED"])
 def test_a_dead_worker_is_the_cause_whether_the_job_ends_or_hangs(make: Make, status: str) -> None:
     follower = make([("RUNNING", ALIVE), (status, [DEAD, ALIVE[1]])])
-    assert follower.ray.session_dir is not None
-    (follower.ray.session_dir / "logs" / "worker-a-01-11.err").write_text("last words\n")
+    (session_of(follower) / "logs" / "worker-a-01-11.err").write_text("last words\n")
     with pytest.raises(
         JobFailedError, match=r"worker WorkerDict 'w0' \(pid 11, node 10.0.0.1\) died"
     ) as caught:
@@ -186,8 +192,7 @@ def test_a_dead_worker_is_the_cause_whether_the_job_ends_or_hangs(make: Make, st
 
 def test_an_end_of_ray_itself_is_told(make: Make) -> None:
     follower = make([("RUNNING", [])], code=1)
-    assert follower.ray.session_dir is not None
-    (follower.ray.session_dir / "logs" / "ray_process_exit.log").write_text("raylet [exit code=-9]\n")
+    (session_of(follower) / "logs" / "ray_process_exit.log").write_text("raylet [exit code=-9]\n")
     with pytest.raises(JobFailedError, match=r"(?s)Ray itself ended with code 1.*raylet \[exit code=-9\]"):
         follower.follow()
 
@@ -195,6 +200,79 @@ def test_an_end_of_ray_itself_is_told(make: Make) -> None:
 def test_a_silent_dashboard_is_told_after_its_bound(make: Make) -> None:
     with pytest.raises(JobFailedError, match="dashboard has not answered"):
         make([("SILENT", [])]).follow()
+
+
+class Hosts(LocalGround):
+    """Several hosts, of which ``gone`` is lost at the look that ``at`` counts, or only once somebody is to blame."""
+
+    gone = Lost({"node2": "Ray calls it DEAD"})
+    at: int | None = None
+    looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def lost(self) -> Lost | None:
+        return self.gone if self.at is not None and self.looks >= self.at else None
+
+    def blame(self, said: str) -> Lost | None:
+        assert said
+        return self.gone
+
+
+def test_a_lost_host_ends_it_by_name(make: Make) -> None:
+    follower = make([("RUNNING", ALIVE)])
+    ground = _as_hosts(follower)
+    ground.at = 2
+    with pytest.raises(HostLostError, match="host node2 is lost: Ray calls it DEAD") as caught:
+        follower.follow()
+    assert caught.value.lost == ("node2",)
+    assert ground.looks == 2
+
+
+def _as_hosts(follower: Follower) -> Hosts:
+    follower.ground.__class__ = Hosts
+    assert isinstance(follower.ground, Hosts)
+    return follower.ground
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "FAILED"])
+def test_a_worker_that_died_with_its_host_is_a_lost_host(make: Make, status: str) -> None:
+    follower = make([("RUNNING", ALIVE), (status, [DEAD, ALIVE[1]])])
+    _as_hosts(follower)
+    with pytest.raises(HostLostError, match=r"(?s)host node2 is lost.*with it worker WorkerDict 'w0'"):
+        follower.follow()
+
+
+def test_a_job_that_failed_because_its_host_went_is_a_lost_host(make: Make) -> None:
+    follower = make([("FAILED", [])])
+    _as_hosts(follower)
+    with pytest.raises(HostLostError, match="node2"):
+        follower.follow()
+
+
+def test_a_dashboard_that_comes_back_ends_nothing_and_is_told(
+    make: Make, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_musa.run.follow.QUIET_S", 0.0)
+    log(run, 1)
+    prove(run, 11, 12)
+    follower = make(
+        [("RUNNING", ALIVE), ("SILENT", []), ("RUNNING", ALIVE), ("SUCCEEDED", [])], limits={"api_lost": 60.0}
+    )
+    api = follower.ground.api
+    assert isinstance(api, FakeApi)
+
+    def pause(_: float) -> None:
+        if api.looks[api.seen][0] == "SILENT":
+            api.seen += 1
+
+    follower.pause = pause
+    assert list(follower.follow()) == [1]
+    assert isinstance(follower.display, Shown)
+    told = [line for line in follower.display.lines if "dashboard" in line]
+    assert "the job goes on" in told[0]
+    assert told[1] == "Ray's dashboard answers again"
 
 
 def test_a_stall_says_what_was_waited_for(make: Make) -> None:
@@ -301,7 +379,7 @@ def test_a_plugin_that_did_not_load_is_the_cause(make: Make, run: RunDirectory) 
 
 def test_a_killed_driver_is_told(make: Make) -> None:
     follower = make([("FAILED", [])])
-    vars(follower.ray.api)["code"] = 137
+    vars(follower.ground.api)["code"] = 137
     with pytest.raises(JobFailedError, match="its driver was killed by SIGKILL"):
         follower.follow()
 
@@ -334,7 +412,7 @@ def test_a_job_of_the_gate_alone_succeeds_without_a_step_and_its_engines_may_go_
     prove(run, 11, 12)
     follower = make([("RUNNING", ALIVE), ("RUNNING", ALIVE), ("SUCCEEDED", [])], gate_only=True)
     gone = Death("engine process 'sglang::scheduler'", 12, "here", "the process vanished")
-    monkeypatch.setattr(follower._engines, "first_death", lambda **_: gone)
+    monkeypatch.setattr(follower.ground, "engine_death", lambda **_: gone)
     assert follower.follow() == {}
     assert isinstance(follower.display, Shown)
     assert "the job's end, after its gate" in follower.display.lines

@@ -12,7 +12,7 @@ from verl_musa.observe.metrics import Rows
 from verl_musa.recipe import Recipe, load_recipe
 from verl_musa.recipe.schema import Accept
 from verl_musa.run.directory import RunDirectory
-from verl_musa.run.record import RunRecord
+from verl_musa.run.record import ClusterFacts, HostFacts, RunRecord
 from verl_musa.run.report import check_accepted, print_summary, summarize, write_report
 
 RECIPE = load_recipe(str(Path(__file__).parents[1] / "fixtures" / "fake_recipe"))
@@ -137,6 +137,25 @@ def test_the_report_and_the_table_say_how_it_went(run: RunDirectory, record: Run
     print_summary(run, record, Console(file=stream, width=100))
     assert "probability difference, max" in stream.getvalue()
     assert f"run directory: {run.path}" in stream.getvalue()
+
+
+def test_hosts_lost_hosts_and_rejected_checkpoints_are_in_the_report(
+    run: RunDirectory, record: RunRecord
+) -> None:
+    record.cluster = ClusterFacts(nodes=2, devices_per_node=1, hosts=["a", "b"], head="a", site="", shared="")
+    record.attempt.hosts = [
+        HostFacts(name="a", ssh="a", address="198.51.100.1", interface="eth1", hostname="a", head=True),
+        HostFacts(name="b", ssh="b", address="198.51.100.2", interface="eth1", hostname="b"),
+    ]
+    record.attempt.lost = {"b": "host b is lost: Ray calls it DEAD (a|b)"}
+    record.attempt.rejected = ["checkpoint of step 4 ignored: data.pt is missing"]
+    write_report(run, record)
+    text = run.report.read_text()
+    assert "| hosts | a, b; lost: b |" in text
+    assert (
+        "| 1 | a (198.51.100.1, head), b (198.51.100.2) | host b is lost: Ray calls it DEAD (a\\|b) |" in text
+    )
+    assert "- attempt 1: checkpoint of step 4 ignored: data.pt is missing" in text
 
 
 def test_an_early_end_gives_a_report_too(run: RunDirectory, record: RunRecord) -> None:

@@ -8,8 +8,16 @@ import pytest
 from verl_musa.errors import RunError
 from verl_musa.recipe import dump_config, load_recipe
 from verl_musa.run.directory import RunDirectory
+from verl_musa.run.manifest import write_manifest
 from verl_musa.run.record import ProcessFacts, RunRecord
-from verl_musa.run.resume import TRACKER, check_resumable, check_same_config, find_checkpoint
+from verl_musa.run.resume import (
+    TRACKER,
+    Checkpoint,
+    check_resumable,
+    check_same_config,
+    find_checkpoint,
+    manifests,
+)
 
 RECIPE = load_recipe(str(Path(__file__).parents[1] / "fixtures" / "fake_recipe"))
 
@@ -60,6 +68,32 @@ def test_a_checkpoint_that_is_not_whole_is_ignored_and_said(
     assert found.step == 2
     assert len(problems) == 1
     assert said in problems[0]
+
+
+def test_a_checkpoint_whose_hash_differs_is_rejected_and_an_earlier_one_taken(tmp_path: Path) -> None:
+    for step in (2, 4):
+        write_manifest(save(tmp_path, step))
+    found, problems = find_checkpoint(tmp_path)
+    assert found == Checkpoint(4, tmp_path / "global_step_4", hashed=True)
+    assert problems == []
+    (tmp_path / "global_step_4" / "actor" / "model_world_size_2_rank_1.pt").write_text("y")
+    found, problems = find_checkpoint(tmp_path)
+    assert found == Checkpoint(2, tmp_path / "global_step_2", hashed=True)
+    (problem,) = problems
+    assert problem.startswith(
+        "checkpoint of step 4 ignored: actor/model_world_size_2_rank_1.pt is not what was written"
+    )
+
+
+def test_hashes_are_taken_of_what_verl_has_finished_only(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    save(tmp_path, 4)
+    save(tmp_path, 6, tracker=False)
+    manifests(tmp_path, lambda _: None).finish(timeout_s=20)
+    assert [path.parent.name for path in sorted(tmp_path.glob("*/verl-musa-manifest.json"))] == [
+        "global_step_2",
+        "global_step_4",
+    ]
 
 
 def save_megatron(folder: Path, step: int, *roles: str) -> Path:

@@ -14,7 +14,7 @@ from verl_musa.errors import RunError
 from verl_musa.fileio import write_json
 from verl_musa.run import RunOptions, triage
 from verl_musa.run.directory import RunDirectory, find_any_run
-from verl_musa.run.record import RunRecord
+from verl_musa.run.record import HostFacts, RunRecord
 from verl_musa.run.report import print_card, write_report
 from verl_musa.run.runner import Runner
 from verl_musa.run.triage import triage_end, triage_named, triage_run
@@ -50,6 +50,37 @@ def test_the_card_of_a_failed_run_is_kept_and_reported(run: RunDirectory, failed
     out = io.StringIO()
     print_card(card, Console(file=out, width=200))
     assert out.getvalue().startswith("first cause\n")
+
+
+def test_logs_of_a_host_are_that_hosts_by_its_name(run: RunDirectory, failed: RunRecord) -> None:
+    logs = run.logs / "ray" / "attempt-1"
+    (logs / "gpu-b").mkdir()
+    (logs / "worker-00ff-02000000-12.err").rename(logs / "gpu-b" / "worker-00ff-02000000-12.err")
+    failed.attempt.hosts = [
+        HostFacts(name=name, ssh=name, address=f"198.51.100.{n}", interface="eth1", hostname=name)
+        for n, name in enumerate(("gpu-a", "gpu-b"), 1)
+    ]
+    write_json(run.clocks, {"schema": 1, "hosts": {"gpu-b": {"ahead_s": 30.0, "utc_offset_s": 0}}})
+    card = triage_run(run, failed)
+    assert card.where.host == "gpu-b"
+    assert card.when == "2026-01-01 00:00:30.000 UTC"
+
+
+def test_a_host_that_the_logs_know_by_its_address_is_named(run: RunDirectory, failed: RunRecord) -> None:
+    logs = run.logs / "ray" / "attempt-1" / "gpu-a"
+    logs.mkdir()
+    (logs.parent / "worker-00ff-02000000-12.err").unlink()
+    (logs / "gcs_server.out").write_text(
+        "[2026-01-01 00:01:00,000 W 1 1] The node with node id: 00ff and address: 198.51.100.2 and node name: 198.51.100.2 has been "
+        "marked dead because the detector has missed too many heartbeats from it.\n"
+    )
+    failed.attempt.hosts = [
+        HostFacts(name=name, ssh=name, address=f"198.51.100.{n}", interface="eth1", hostname=name)
+        for n, name in enumerate(("gpu-a", "gpu-b"), 1)
+    ]
+    card = triage_run(run, failed)
+    assert card.rule == "ray.node-dead"
+    assert (card.where.host, card.where.text) == ("gpu-b", "host gpu-b (198.51.100.2)")
 
 
 def test_a_run_that_did_not_fail_has_no_card(run: RunDirectory, record: RunRecord) -> None:

@@ -41,6 +41,7 @@ def _options(
 
 def _register_verbs() -> None:
     from verl_musa.cli import (
+        cluster,
         convert,
         data,
         env,
@@ -52,6 +53,7 @@ def _register_verbs() -> None:
         preflight,
         recipe,
         run,
+        runs,
         site,
         triage,
     )
@@ -62,7 +64,14 @@ def _register_verbs() -> None:
     app.add_typer(data.app, name="data")
     app.add_typer(image.app, name="image")
     app.add_typer(site.app, name="site")
+    app.add_typer(cluster.app, name="cluster")
     app.command(name="run")(run.run)
+    app.command(name="follow")(runs.follow)
+    app.command(name="status")(runs.status)
+    app.command(name="stop")(runs.stop)
+    app.command(name="resume")(runs.resume)
+    app.command(name="logs")(runs.logs)
+    app.command(name="list")(runs.list_)
     app.command(name="explain")(explain.explain)
     app.command(name="gate")(gate.gate)
     app.command(name="env")(env.env)

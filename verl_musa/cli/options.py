@@ -22,20 +22,6 @@ Sets = Annotated[
 Site = Annotated[
     Path | None, typer.Option("--site", metavar="FILE", help="The site.yaml to use.", dir_okay=False)
 ]
-Hosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--hosts",
-        metavar="NAME,NAME",
-        help="Only these hosts of the site; hosts of your own where it names none.",
-    ),
-]
-Head = Annotated[
-    str | None,
-    typer.Option(
-        "--head", metavar="NAME", help="Where Ray's head and the driver run; by default the site's head."
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunsDir = Annotated[
     Path,
@@ -48,8 +34,48 @@ DashboardPort = Annotated[
     int | None,
     typer.Option("--dashboard-port", metavar="PORT", help="Port of Ray's dashboard; by default a free one."),
 ]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hosts",
+        metavar="NAME,NAME",
+        help="The hosts, separated by commas: names of the site's hosts or, where it has none, of any ('node1 slots=8'). Those beyond the needed number are spares.",
+    ),
+]
+Head = Annotated[
+    str | None, typer.Option("--head", metavar="NAME", help="The host for Ray's head; by default the site's.")
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=1,
+        metavar="N",
+        help="Number of hosts; by default the recipe's, or all that --hosts names.",
+    ),
+]
+DevicesPerNode = Annotated[
+    int | None,
+    typer.Option(
+        "--devices-per-node",
+        min=1,
+        max=64,
+        metavar="N",
+        help="Devices of each host; by default the hosts' slots, or the recipe's.",
+    ),
+]
+Retries = Annotated[
+    int,
+    typer.Option(
+        "--retries",
+        min=0,
+        max=100,
+        metavar="N",
+        help="How often a run that has lost a host goes on by itself from its last verified checkpoint.",
+    ),
+]
 
 
 def split_hosts(given: list[str] | None) -> list[str]:
-    """The texts of ``--hosts``, which may be given again and may each name several hosts."""
-    return [name for text in given or () for name in text.split(",") if name.strip()]
+    """The hosts of ``--hosts``, which may be given again."""
+    return [part.strip() for text in given or () for part in text.split(",") if part.strip()]

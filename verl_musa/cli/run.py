@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from verl_musa.cli.options import DashboardPort, RayPort, RecipeName, RunsDir, Sets, Site, Variants
+from verl_musa.cli.options import (
+    DashboardPort,
+    DevicesPerNode,
+    Head,
+    Hosts,
+    Nodes,
+    RayPort,
+    RecipeName,
+    Retries,
+    RunsDir,
+    Sets,
+    Site,
+    Variants,
+    split_hosts,
+)
 from verl_musa.run import STALL_MINUTES, RunOptions, run_recipe
 
 
@@ -52,8 +66,17 @@ def run(
         bool,
         typer.Option("--gate/--no-gate", help="Check correctness before step 1 (docs/gate.md); recorded."),
     ] = True,
+    hosts: Hosts = None,
+    head: Head = None,
+    nodes: Nodes = None,
+    devices_per_node: DevicesPerNode = None,
+    retries: Retries = 0,
 ) -> int:
-    """Run a recipe on this host, show its progress, and write a run directory."""
+    """Run a recipe, show its progress, and write a run directory.
+
+    On this host; or, where the recipe is written for several or --hosts or --nodes is given, on the hosts of the site: a supervisor
+    then does the work, and Ctrl-C only leaves the view (docs/cluster.md).
+    """
     return run_recipe(
         RunOptions(
             recipe=recipe,
@@ -69,5 +92,10 @@ def run(
             allow_drift=tuple(allow_drift or ()),
             gate="before" if gate else "off",
             unlocked=tuple(unlocked or ()),
+            hosts=tuple(split_hosts(hosts)),
+            head=head,
+            nodes=nodes,
+            devices_per_node=devices_per_node,
+            retries=retries,
         )
     )

@@ -153,3 +153,45 @@ def _slots(words: Sequence[str]) -> int:
     if match is None or not 1 <= int(match[1]) <= MOST_SLOTS:
         raise ValueError(f"after the name only slots=1 to slots={MOST_SLOTS} may follow")
     return int(match[1])
+
+
+def chosen(hosts: Sequence[Host], nodes: int | None) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+    """The first ``nodes`` hosts, the head among them, and the others, which are spares; None: all.
+
+    Raises:
+        HostError: there are fewer.
+    """
+    needed = len(hosts) if nodes is None else nodes
+    if needed > len(hosts):
+        raise HostError(
+            f"{needed} hosts are needed and {len(hosts)} are known",
+            found=", ".join(host.name for host in hosts),
+            expected=f"{needed} hosts",
+            fix="name more of them in site.yaml or --hosts, or run on fewer with --nodes",
+        )
+    return tuple(hosts[:needed]), tuple(hosts[needed:])
+
+
+def devices_of(hosts: Sequence[Host], asked: int | None, default: int | None = None) -> int:
+    """Devices of each host: what is asked for, else the hosts' slots, else ``default``.
+
+    Raises:
+        HostError: the hosts' slots differ, are fewer than asked for, or nothing says it.
+    """
+    slots = {host.slots for host in hosts if host.slots is not None}
+    fewest = min(slots, default=None)
+    wanted = asked or (fewest if len(slots) == 1 else None) or (default if not slots else None)
+    if wanted is None:
+        raise HostError(
+            "the number of devices is not the same on all hosts"
+            if slots
+            else "the number of devices is not known",
+            found=", ".join(f"{host.name} slots={host.slots}" for host in hosts),
+            expected="one number for all hosts",
+            fix="give --devices-per-node, or correct the slots",
+        )
+    if fewest is not None and wanted > fewest:
+        short = next(host for host in hosts if host.slots == fewest)
+        raise HostError(f"{wanted} devices are asked for on each host", where=short.name, found=f"slots={fewest}",
+                        expected=f"at least {wanted}", fix="ask for fewer with --devices-per-node, or correct the slots")  # fmt: skip
+    return wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ FOREIGN = (
     "RAY_NAMESPACE",
     "RAY_TMPDIR",
 )
+_DASHBOARD_DIED = re.compile(r"Module \w+ failed to start|[Tt]he dashboard on node \S+ failed")
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,19 @@ def make_temp_dir() -> Path:
             fix="set TMPDIR to a shorter path",
         )
     return Path(tempfile.mkdtemp(prefix="vm-", dir=parent))
+
+
+def dashboard_failure(session: Path | None) -> str | None:
+    """The line in which Ray's dashboard says that it gave up starting; None where it does not.
+
+    ``ray start`` does not notice: it calls the runtime started, and nothing ever answers on the dashboard's port.
+    """
+    logs = sorted((session / "logs").glob("dashboard*")) if session else []
+    for path in logs:
+        line = next((line for line in tail(path, 60).splitlines() if _DASHBOARD_DIED.search(line)), None)
+        if line is not None:
+            return line.strip()
+    return None
 
 
 def plan_ray(
@@ -196,6 +211,8 @@ class LocalRay:
         while time.monotonic() < deadline:
             if (code := self.exit_code()) is not None:
                 raise self._failure(f"Ray ended with code {code} while it started")
+            if (said := dashboard_failure(self._started_session())) is not None:
+                raise self._failure(f"Ray's dashboard died at its start: {said}")
             try:
                 version = self.api.version()
                 self.session_dir = self.plan.temp_dir / str(version["session_name"])
@@ -208,6 +225,10 @@ class LocalRay:
                 seen = str(error)
             pause(0.5)
         raise self._failure(f"Ray was not ready within {timeout_s:.0f} s ({seen})")
+
+    def _started_session(self) -> Path | None:
+        found = sorted(self.plan.temp_dir.glob("session_[0-9]*"))
+        return found[-1] if found else None
 
     def _failure(self, message: str) -> HostError:
         return HostError(

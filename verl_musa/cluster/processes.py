@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import psutil
 
 TAG = "VERL_MUSA_RUN_ID"
+HOST_TAG = "VERL_MUSA_HOST"
+"""Which host of a run on several hosts a process belongs to; two of them may be seen by one kernel."""
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the kernel's fixed place for POSIX shared memory)
 
 CLOCK_TOLERANCE_S = 3.0
@@ -56,10 +59,12 @@ class OwnedProcesses:
 
     Args:
         run_id: the value of ``VERL_MUSA_RUN_ID`` that marks them.
+        host: of a run on several hosts, those of this host only (``VERL_MUSA_HOST``).
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, host: str | None = None) -> None:
         self.run_id = run_id
+        self._host = host
         self._known: dict[int, psutil.Process] = {}
         self._pids_seen: set[int] = set()
 
@@ -67,6 +72,18 @@ class OwnedProcesses:
     def pids_seen(self) -> frozenset[int]:
         """Every pid that ever belonged to the run."""
         return frozenset(self._pids_seen)
+
+    def remember(self, started: Mapping[int, float]) -> None:
+        """Take processes for the run's that an earlier look found: pid -> start time in seconds since the epoch."""
+        for pid, when in started.items():
+            if same_process_runs(pid, when):
+                with contextlib.suppress(*_GONE):
+                    self._known[pid] = psutil.Process(pid)
+
+    def _is_marked(self, environment: Mapping[str, str]) -> bool:
+        if environment.get(TAG) != self.run_id:
+            return False
+        return self._host is None or environment.get(HOST_TAG, self._host) == self._host
 
     def refresh(self) -> list[psutil.Process]:
         """Look at the host's processes and return those of the run that are alive, parents first."""
@@ -80,7 +97,7 @@ class OwnedProcesses:
                 parent = process.ppid()
                 everything[process.pid] = process
                 children.setdefault(parent, []).append(process.pid)
-                if process.environ().get(TAG) == self.run_id:
+                if self._is_marked(process.environ()):
                     tagged.append(process.pid)
             except (*_GONE, psutil.AccessDenied):
                 continue

@@ -102,11 +102,18 @@ def run_all(
         return remote.run(host, command, stdin=stdin(host) if callable(stdin) else stdin, timeout_s=timeout_s)
 
     found: dict[str, Done] = {}
-    with ThreadPoolExecutor(max_workers=min(AT_ONCE, max(1, len(all_hosts)))) as pool:
+    pool = ThreadPoolExecutor(max_workers=min(AT_ONCE, max(1, len(all_hosts))))
+    try:
         for future in as_completed([pool.submit(one, host) for host in all_hosts]):
             done = future.result()
             found[done.host] = done
             seen(done)
+    except BaseException:
+        pool.shutdown(
+            wait=False, cancel_futures=True
+        )  # an interrupt does not wait for hosts; each has its own bound
+        raise
+    pool.shutdown()
     return {host.name: found[host.name] for host in all_hosts}
 
 

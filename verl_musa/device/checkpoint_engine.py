@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -30,7 +29,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl_musa.device import proof
 from verl_musa.device.checkpoint_engine_buckets import Header, Packer, Unpacker, digest, summary
 from verl_musa.device.checkpoint_engine_channel import Channel, TransferError, open_store
-from verl_musa.device.expect import proof_dir, write_atomically
+from verl_musa.device.expect import own_file, proof_dir, write_atomically
 
 BACKEND = "mccl"
 GLOO = "gloo"
@@ -295,7 +294,7 @@ class MCCLCheckpointEngine(CheckpointEngine):
             "device": str(channel.device),
             "syncs": self._syncs,
         }
-        write_atomically(folder / f"weights-{os.getpid()}.json", json.dumps(facts, indent=1))
+        write_atomically(folder / own_file("weights"), json.dumps(facts, indent=1))
         proof.write_counters()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +63,12 @@ def proof_dir() -> Path | None:
     folder = Path(run_dir) / "logs" / "proof"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def own_file(name: str, ending: str = "json") -> str:
+    """Return ``<name>-<pid>-<host>.<ending>``: processes of different hosts write into one folder and may have one pid."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
+    return f"{name}-{os.getpid()}-{host}.{ending}"
 
 
 def write_atomically(path: Path, text: str) -> None:

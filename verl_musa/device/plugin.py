@@ -14,7 +14,7 @@ import sys
 import traceback
 from types import ModuleType
 
-from verl_musa.device.expect import expectation, proof_dir, write_atomically
+from verl_musa.device.expect import expectation, own_file, proof_dir, write_atomically
 from verl_musa.device.lazy import when_imported
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def load() -> None:
     """Register, if this process asks for musa.
 
     Raises:
-        PluginFailureError: registering failed. The reason also goes to ``logs/proof/failed-<pid>.txt`` of the run.
+        PluginFailureError: registering failed. The reason also goes to ``logs/proof/failed-<pid>-<host>.txt`` of the run.
     """
     try:
         if wanted():
@@ -139,7 +139,7 @@ def load() -> None:
         sys.stderr.write(details)
         folder = proof_dir()
         if folder is not None:
-            write_atomically(folder / f"failed-{os.getpid()}.txt", f"{reason}\n\n{details}")
+            write_atomically(folder / own_file("failed", "txt"), f"{reason}\n\n{details}")
         raise PluginFailureError(reason) from error
 
 

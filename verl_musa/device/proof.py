@@ -1,7 +1,7 @@
 """Proofs: each worker writes down where it really runs, and how often it used the device's collectives.
 
-``<run directory>/logs/proof/<role>-<pid>.json`` is written once the worker's process group exists, and only if it agrees
-with the run's expectation; ``mccl-<pid>.json`` after each batch and at exit.
+``<run directory>/logs/proof/<role>-<pid>-<host>.json`` is written once the worker's process group exists, and only if it agrees
+with the run's expectation; ``mccl-<pid>-<host>.json`` after each batch and at exit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Any
 
-from verl_musa.device.expect import ExpectationError, expectation, proof_dir, write_atomically
+from verl_musa.device.expect import ExpectationError, expectation, own_file, proof_dir, write_atomically
 
 
 def find_facts(role: str, *, grouped: bool = True) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def prove(role: str, *, parallel: dict[str, int] | None = None, grouped: bool = 
     check(facts)
     folder = proof_dir()
     if folder is not None:
-        write_atomically(folder / f"{role}-{os.getpid()}.json", json.dumps(facts, indent=1))
+        write_atomically(folder / own_file(role), json.dumps(facts, indent=1))
         atexit.register(write_counters)
     return facts
 
@@ -149,4 +149,4 @@ def write_counters() -> None:
     reader = getattr(mccl, "counters", None)
     counters = reader() if reader is not None else None
     text = json.dumps({"pid": os.getpid(), "counters": counters}, indent=1)
-    write_atomically(folder / f"mccl-{os.getpid()}.json", text)
+    write_atomically(folder / own_file("mccl"), text)

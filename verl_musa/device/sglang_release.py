@@ -13,11 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Iterator
 from typing import Any
 
-from verl_musa.device.expect import proof_dir, write_atomically
+from verl_musa.device.expect import own_file, proof_dir, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class HostMemorySaver:
         folder = proof_dir()
         if folder is not None:
             facts = {**self._counts, "bytes": self._bytes, "still_released": sorted(self._released)}
-            write_atomically(folder / f"released-{os.getpid()}.json", json.dumps(facts, indent=1))
+            write_atomically(folder / own_file("released"), json.dumps(facts, indent=1))
 
     # What SGLang's adapter offers beside, with nothing to do on the CPU: tensors are found when they are released.
 

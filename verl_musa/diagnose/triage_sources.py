@@ -80,6 +80,8 @@ class RunFacts:
         ended: its end; None while it runs.
         attempt: its number.
         clocks: host -> what is known of its clock.
+        hosts: of a run on several hosts, each one's name -> its address in the training network; their logs lie in folders of
+            these names.
     """
 
     path: Path
@@ -91,6 +93,7 @@ class RunFacts:
     ended: float | None = None
     attempt: int = 1
     clocks: Mapping[str, Clock] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,9 @@ def sources_of_run(run: RunFacts) -> list[Source]:
             continue
         if "proof" in file.relative_to(base).parts and file.suffix == ".json":
             continue
-        who = source.who if source.who.host else Who(run.host, source.who.process, source.who.pid)
+        named = next((part for part in file.relative_to(base).parts[:-1] if part in run.hosts), "")
+        host = named or source.who.host or run.host
+        who = Who(host, source.who.process, source.who.pid)
         found.append(Source(source.name, source.path, (), who, source.written, source.attempt))
     return found
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class BaseImages:
 
 def debian_command(base: Base, packages: list[str], target: Path) -> list[str]:
     """The command that puts a base together, the same files for the same package versions."""
-    options = [f"--dpkgopt=path-exclude={pattern}" for pattern in _TRIMMED]
+    options = ["--dpkgopt=force-unsafe-io"]  # an image that is cut off while it is made is made again
+    options += [f"--dpkgopt=path-exclude={pattern}" for pattern in _TRIMMED]
     options += [f"--dpkgopt=path-include={pattern}" for pattern in _KEPT]
     return [
         DEBIAN,
@@ -54,6 +56,39 @@ def debian_command(base: Base, packages: list[str], target: Path) -> list[str]:
         str(target),
         base.mirror,
     ]
+
+
+def check_base(pins: Pins, given: str | None, cache: Path) -> None:
+    """See that the base can be had, as far as that is known before anything is started.
+
+    Raises:
+        ImageError: the pinned base has no digest and none is given, or what puts it together is not installed.
+    """
+    if given is not None:
+        return
+    if pins.base.source == DEBIAN:
+        if not all(_tar_of(pins.base, packages, cache).is_file() for packages in _kinds(pins.base).values()):
+            _require_program()
+    elif not pins.base.digest:
+        raise ImageError(
+            f"the base of image {pins.image} has no digest",
+            where=pins.where("base", "digest"),
+            found='digest = "": nobody has read it off the vendor\'s registry yet',
+            expected="the sha256:… of that image, which alone says which bytes it is",
+            fix="pull the image, put its digest there (`docker image inspect --format '{{.RepoDigests}}' "
+            f"{pins.base.name}`), or give a base you have: --base IMAGE-ID or --base FILE.tar",
+        )
+
+
+def _require_program() -> None:
+    if shutil.which(DEBIAN) is None:
+        raise ImageError(
+            "the base cannot be made here",
+            where="PATH",
+            found=f"no {DEBIAN}",
+            expected=f"{DEBIAN}, which puts the base together from Debian's packages",
+            fix=f"apt-get install {DEBIAN}, or give a base of your own with --base",
+        )
 
 
 def prepare_base(
@@ -80,6 +115,7 @@ def prepare_base(
     Raises:
         ImageError: the pinned base has no digest and none is given, or it cannot be had.
     """
+    check_base(pins, given, cache)
     if given is not None:
         return _given(given, engine, log, progress)
     if pins.base.source == DEBIAN:
@@ -102,33 +138,37 @@ def _given(given: str, engine: Engine, log: Path, progress: Progress) -> BaseIma
 
 
 def _made(base: Base, engine: Engine, cache: Path, log: Path, progress: Progress) -> BaseImages:
-    tags = []
-    for kind, packages in (("runtime", base.packages), ("build", [*base.packages, *base.build_packages])):
-        tar = _debian_tar(base, list(packages), cache, log, progress)
-        tag = f"verl-musa-base-{kind}:{_sha256(tar)[:16]}"
+    kinds = _kinds(base)
+    with ThreadPoolExecutor(len(kinds)) as pool:  # both mostly wait for the mirror and the disk
+        made = {kind: pool.submit(_debian_tar, base, packages, cache, log.with_suffix(f".{kind}.log"), progress)
+                for kind, packages in kinds.items()}  # fmt: skip
+        tars = {kind: job.result() for kind, job in made.items()}
+    tags = {kind: f"verl-musa-base-{kind}:{_sha256(tar)[:16]}" for kind, tar in tars.items()}
+    for kind, tag in tags.items():
         if not engine.has(tag):
             progress(f"importing the {kind} base")
-            engine.import_tar(tar, tag, log)
-        tags.append(tag)
-    runtime_tar = _debian_tar(base, list(base.packages), cache, log, progress)
-    identity = f"sha256:{_sha256(runtime_tar)}"
-    return BaseImages(tags[0], tags[1], identity, f"{base.suite} by {DEBIAN}, digest of its tar")
+            engine.import_tar(tars[kind], tag, log)
+    identity = f"sha256:{_sha256(tars['runtime'])}"
+    return BaseImages(
+        tags["runtime"], tags["build"], identity, f"{base.suite} by {DEBIAN}, digest of its tar"
+    )
+
+
+def _kinds(base: Base) -> dict[str, list[str]]:
+    """Debian packages of the base that the result is laid over, and of the one that builds."""
+    return {"runtime": list(base.packages), "build": [*base.packages, *base.build_packages]}
+
+
+def _tar_of(base: Base, packages: list[str], cache: Path) -> Path:
+    key = hashlib.sha256(json.dumps([*debian_command(base, packages, Path("base.tar")), EPOCH]).encode())
+    return cache / f"debian-{key.hexdigest()[:16]}.tar"
 
 
 def _debian_tar(base: Base, packages: list[str], cache: Path, log: Path, progress: Progress) -> Path:
     """The tar of a base, made once for each list of packages and suite."""
-    key = hashlib.sha256(json.dumps([base.suite, base.mirror, packages, _TRIMMED, _KEPT, EPOCH]).encode())
-    target = cache / f"debian-{key.hexdigest()[:16]}.tar"
+    target = _tar_of(base, packages, cache)
     if target.is_file():
         return target
-    if shutil.which(DEBIAN) is None:
-        raise ImageError(
-            "the base cannot be made here",
-            where="PATH",
-            found=f"no {DEBIAN}",
-            expected=f"{DEBIAN}, which puts the base together from Debian's packages",
-            fix=f"apt-get install {DEBIAN}, or give a base of your own with --base",
-        )
     progress(f"making a base of {len(packages)} Debian packages and what they need")
     cache.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f"{os.getpid()}-{target.name}")
@@ -148,15 +188,6 @@ def _debian_tar(base: Base, packages: list[str], cache: Path, log: Path, progres
 
 def _pulled(pins: Pins, engine: Engine, registry: str | None, log: Path, progress: Progress) -> BaseImages:
     base = pins.base
-    if not base.digest:
-        raise ImageError(
-            f"the base of image {pins.image} has no digest",
-            where=pins.where("base", "digest"),
-            found='digest = "": nobody has read it off the vendor\'s registry yet',
-            expected="the sha256:… of that image, which alone says which bytes it is",
-            fix="pull the image, put its digest there (`docker image inspect --format '{{.RepoDigests}}' "
-            f"{base.name}`), or give a base you have: --base IMAGE-ID or --base FILE.tar",
-        )
     name = base.name if registry is None else mirrored(base.name, registry)
     reference = f"{name.rpartition(':')[0] if ':' in name.rpartition('/')[2] else name}@{base.digest}"
     progress(f"pulling {reference}")

@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +19,13 @@ from verl_musa import __version__
 from verl_musa.checks import Result, Status
 from verl_musa.errors import ImageError
 from verl_musa.fileio import write_json
-from verl_musa.image.base import BaseImages, prepare_base
+from verl_musa.image.base import BaseImages, check_base, prepare_base
 from verl_musa.image.engine import Engine, Progress, find_engine
 from verl_musa.image.inside import provenance_of, verify_image
 from verl_musa.image.normalise import normalise
 from verl_musa.image.pins import COMMON, Pins, load_pins
 from verl_musa.image.provenance import BUILD
+from verl_musa.image.tree import Listing
 from verl_musa.image.wheels import TOOLS, VENDOR, Locked, check_locks, fetch
 from verl_musa.patching import load_series
 
@@ -90,6 +93,7 @@ def build_image(options: BuildOptions, progress: Progress) -> Built:
         raise ImageError(
             "no such user in the images", where="--run-as", found=options.run_as, expected=" or ".join(USERS)
         )
+    progress = timed(progress)
     cache = options.cache or default_cache()
     (cache / "logs").mkdir(parents=True, exist_ok=True)
     log = cache / "logs" / f"{options.image}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.log"
@@ -98,18 +102,21 @@ def build_image(options: BuildOptions, progress: Progress) -> Built:
     locks = check_locks(pins)
     engine = find_engine()
     progress(f"2/7 base, for Docker Engine {engine.version} with the {engine.builder} builder")
-    base = prepare_base(
-        pins,
-        engine,
-        given=options.base,
-        registry=options.registry,
-        cache=cache / "bases",
-        log=log,
-        progress=progress,
-    )
-    progress(f"    base {base.identity} ({base.origin})")
-    progress("3/7 packages, by the hashes of the locks")
-    wheels = fetch(pins, locks, cache / "wheels", log, progress)
+    check_base(pins, options.base, cache / "bases")
+    progress("3/7 beside it the packages, by the hashes of the locks")
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(fetch, pins, locks, cache / "wheels", log.with_suffix(".fetch.log"), progress)
+        base = prepare_base(
+            pins,
+            engine,
+            given=options.base,
+            registry=options.registry,
+            cache=cache / "bases",
+            log=log,
+            progress=progress,
+        )
+        progress(f"    base {base.identity} ({base.origin})")
+        wheels = fetching.result()
     reference = options.tag or f"verl-musa-{pins.image}:{__version__}"
     with tempfile.TemporaryDirectory(prefix="context-", dir=cache) as folder:
         context = Path(folder)
@@ -118,13 +125,20 @@ def build_image(options: BuildOptions, progress: Progress) -> Built:
         write_context(context, pins, locks, wheels, facts)
         progress("5/7 build, without a network")
         _build(engine, context, base, options, reference=reference, facts=facts, log=log, progress=progress)
+    listing = None
     if pins.normalise:
-        progress("6/7 fixed dates and order, so that equal content has an equal id")
-        normalise(engine, reference, base.runtime, log)
+        progress("6/7 one layer with fixed dates, so that equal content has an equal id")
+        listing = normalise(engine, reference, log)
     else:
         progress("6/7 left as built: the pins do not ask for a normalised image")
     progress("7/7 checks inside the image")
-    return _verified(engine, reference, log)
+    return _verified(engine, reference, log, listing)
+
+
+def timed(progress: Progress) -> Progress:
+    """``progress`` with the seconds since now before each line."""
+    started = time.monotonic()
+    return lambda text: progress(f"{time.monotonic() - started:5.0f} s  {text}")
 
 
 def _build(
@@ -168,8 +182,8 @@ def _build(
     engine.build(context, arguments, log, step)
 
 
-def _verified(engine: Engine, reference: str, log: Path) -> Built:
-    results = verify_image(engine, reference)
+def _verified(engine: Engine, reference: str, log: Path, listing: Listing | None) -> Built:
+    results = verify_image(engine, reference, listing)
     found = provenance_of(engine, reference)
     failed = [result for result in results if result.status is Status.FAIL]
     built = Built(reference, engine.image_id(reference), found.content, results, log)

@@ -108,13 +108,14 @@ def _requires(found: Distribution) -> list[str]:
     return chosen
 
 
-def read_environment(*, cached: bool = True) -> Environment:
+def read_environment(*, cached: bool = True, hashes: HashCache | None = None) -> Environment:
     """Look at every package of this environment.
 
     Args:
         cached: files that look unchanged since the last time are not read again.
+        hashes: what this process has hashed already, used instead of what was kept; gets what is hashed here.
     """
-    cache = HashCache(sys.prefix) if cached else None
+    cache = hashes or (HashCache(sys.prefix) if cached else None)
     files: Listing = {}
     owners: dict[str, str] = {}
     versions: dict[str, tuple[str, str, str]] = {}
@@ -130,9 +131,9 @@ def read_environment(*, cached: bool = True) -> Environment:
     _add_editable(versions, files, owners, cache)
     if cache is not None:
         cache.save()
-    hashes = _by_owner(files, owners)
+    by_owner = _by_owner(files, owners)
     found = {
-        key: Distribution(name, version, place, hashes.get(key, content_hash({})))
+        key: Distribution(name, version, place, by_owner.get(key, content_hash({})))
         for key, (name, version, place) in sorted(versions.items())
     }
     return Environment(found, files, owners, {place: str(folder) for place, folder in places})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from verl_musa.checks import Check, Finding, Result, Status, fail, ok, run_checks
@@ -42,16 +43,23 @@ def listing_of(engine: Engine, reference: str) -> Listing:
         return list_tar(stream)
 
 
-def verify_image(engine: Engine, reference: str) -> list[Result]:
-    """Hold an image against its provenance from outside, then run its own checks inside it."""
-    return [*run_checks([CONTENT], (engine, reference)), *_inside(engine, reference)]
+def verify_image(engine: Engine, reference: str, listing: Listing | None = None) -> list[Result]:
+    """Hold an image against its provenance from outside, and run its own checks inside it.
+
+    Args:
+        engine: what has the image.
+        reference: its name or id.
+        listing: what it holds, where that was just read; None: it is read here.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(_inside, engine, reference)
+        return [*run_checks([CONTENT], (engine, reference, listing)), *inside.result()]
 
 
-def _check_content(subject: tuple[Engine, str]) -> Finding:
-    engine, reference = subject
+def _check_content(subject: tuple[Engine, str, Listing | None]) -> Finding:
+    engine, reference, listing = subject
     found = provenance_of(engine, reference)
-    listing = listing_of(engine, reference)
-    return compare(found, listing)
+    return compare(found, listing_of(engine, reference) if listing is None else listing)
 
 
 CONTENT = Check("image.filesystem", "every file of the image, read from outside", _check_content)

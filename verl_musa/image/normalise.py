@@ -1,151 +1,98 @@
-"""Rewrite an image so that equal content gives an equal id: what was laid over the base becomes one layer with fixed dates and order.
-
-The base's own layers stay as they are. The result has the config of the build, but for its dates and its build history.
-"""
+"""Rewrite an image so that equal content gives an equal id: one layer with fixed dates, and a config without a build's traces."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from verl_musa.errors import ImageError
 from verl_musa.image.base import EPOCH
 from verl_musa.image.engine import Engine
+from verl_musa.image.tree import CHUNK, MOUNTED, Listing, in_image, tar_entry, tar_path
 
-WHITEOUT = ".wh."
-OPAQUE = ".wh..wh..opq"
+KEPT = ("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Volumes", "WorkingDir", "Labels", "StopSignal",
+        "Shell", "Healthcheck")  # fmt: skip
+"""Keys of an image's config that decide how it runs."""
+
+LAYER = "layer.tar"
+_END = bytes(2 * tarfile.BLOCKSIZE)
 
 
-def normalise(engine: Engine, reference: str, base: str, log: Path) -> str:
-    """Replace the image behind ``reference`` by its normalised form; return the new id.
+def normalise(engine: Engine, reference: str, log: Path) -> Listing:
+    """Replace the image behind ``reference`` by its normalised form; return what that holds.
+
+    The listing is of the very bytes that the engine takes in: it refuses a layer with another digest than the config names.
 
     Raises:
-        ImageError: the image is not laid over ``base``.
+        ImageError: the engine cannot give the image out or take it in.
     """
-    below = engine.inspect(base)["RootFS"]["Layers"]
-    built = engine.image_id(reference)
+    built = engine.inspect(reference)
     with tempfile.TemporaryDirectory(prefix="normalise-", dir=log.parent) as folder:
-        saved, target = Path(folder, "saved.tar"), Path(folder, "normal.tar")
-        engine.save(reference, saved)
-        with tarfile.open(saved) as tar:
-            _rewrite(tar, target, reference, len(below), below)
-        saved.unlink()
+        target = Path(folder, "normal.tar")
+        with target.open("wb") as out, engine.export(reference) as stream:
+            listing = _rewrite(stream, out, reference, built)
         engine.load(target, log)
-    normal = engine.image_id(reference)
-    if normal != built:
-        engine.remove(built)  # nameless now, and as large as the other
-    return normal
+    if engine.image_id(reference) != built["Id"]:
+        engine.remove(built["Id"])  # nameless now, and as large as the other
+    return listing
 
 
-def _rewrite(tar: tarfile.TarFile, target: Path, reference: str, count: int, below: Sequence[str]) -> None:
-    manifest = json.loads(_read(tar, "manifest.json"))[0]
-    config = json.loads(_read(tar, manifest["Config"]))
-    if config["rootfs"]["diff_ids"][:count] != list(below):
-        raise ImageError("the image is not laid over its base", where=reference, expected=", ".join(below))
-    with tempfile.TemporaryFile(dir=target.parent) as merged:
-        digest = _merge(tar, manifest["Layers"][count:], merged, target.parent)
-        config["rootfs"]["diff_ids"] = [*below, f"sha256:{digest}"]
-        settled = json.dumps(_settled(config, count), sort_keys=True).encode()
-        names = [f"{index}/layer.tar" for index in range(count + 1)]
-        with tarfile.open(target, "w") as out:
-            for name, layer in zip(names, manifest["Layers"][:count], strict=False):
-                member = tar.getmember(layer)
-                _add(out, name, member.size, _stream(tar, layer))
-            size = merged.seek(0, io.SEEK_END)
-            merged.seek(0)
-            _add(out, names[-1], size, merged)
-            config_name = f"{hashlib.sha256(settled).hexdigest()}.json"
-            _add(out, config_name, len(settled), io.BytesIO(settled))
-            listed = json.dumps([{"Config": config_name, "RepoTags": [reference], "Layers": names}]).encode()
-            _add(out, "manifest.json", len(listed), io.BytesIO(listed))
+def _rewrite(stream: IO[bytes], out: IO[bytes], reference: str, built: Mapping[str, Any]) -> Listing:
+    """Write an image with the file system that comes out of ``stream``. Its gigabytes pass once."""
+    out.write(_head(LAYER, 0))  # its size is known once it is written
+    layer = _Hashed(out)
+    listing = _copy(stream, layer)
+    out.write(_padding(layer.size))
+    settled = json.dumps(_settled(built, layer.digest.hexdigest()), sort_keys=True).encode()
+    config = f"{hashlib.sha256(settled).hexdigest()}.json"
+    listed = json.dumps([{"Config": config, "RepoTags": [reference], "Layers": [LAYER]}]).encode()
+    for name, content in ((config, settled), ("manifest.json", listed)):
+        out.write(_head(name, len(content)) + content + _padding(len(content)))
+    out.write(_END)
+    out.seek(0)
+    out.write(_head(LAYER, layer.size))
+    return listing
 
 
-def _settled(config: dict[str, Any], count: int) -> dict[str, Any]:
-    """The config without what differs between two builds of the same content."""
-    moment = datetime.fromtimestamp(int(EPOCH), UTC).isoformat().replace("+00:00", "Z")
-    kept: dict[str, Any] = {
-        key: config[key] for key in ("architecture", "os", "rootfs", "config") if key in config
-    }
-    for key in ("Image", "Hostname"):  # the legacy builder names its intermediate containers and images there
-        if key in kept["config"]:
-            kept["config"][key] = ""
-    history = [{"created": moment, "created_by": f"base layer {index}"} for index in range(count)]
-    return {
-        **kept,
-        "created": moment,
-        "history": [*history, {"created": moment, "created_by": "verl-musa image build"}],
-    }
+class _Hashed:
+    """Writes on and keeps the size and digest of what passed."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self.size = 0
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        self._out.write(data)
+        self.digest.update(data)
+        self.size += len(data)
 
 
-def _merge(tar: tarfile.TarFile, layers: Sequence[str], merged: IO[bytes], place: Path) -> str:
-    """Lay ``layers`` over each other into one sorted tar; return its digest."""
-    with tempfile.TemporaryDirectory(prefix="layers-", dir=place) as folder, ExitStack() as stack:
-        opened = []
-        for index, layer in enumerate(layers):
-            file = Path(folder, f"{index}.tar")
-            with file.open("wb") as out:
-                shutil.copyfileobj(_stream(tar, layer), out, 1 << 20)
-            opened.append(stack.enter_context(tarfile.open(file)))
-        chosen = dict(_top_entries(opened))
-        with tarfile.open(fileobj=merged, mode="w", format=tarfile.PAX_FORMAT) as whole:
-            for path in sorted(chosen):
-                source, member = chosen[path]
-                whole.addfile(_plain(member, path), source.extractfile(member) if member.isreg() else None)
-    merged.seek(0)
-    digest = hashlib.sha256()
-    while piece := merged.read(1 << 20):
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _top_entries(
-    opened: Sequence[tarfile.TarFile],
-) -> Iterator[tuple[str, tuple[tarfile.TarFile, tarfile.TarInfo]]]:
-    """Each path's last entry. A path that a later layer takes away leaves its whiteout, since the base may have it."""
-    found: dict[str, tuple[tarfile.TarFile, tarfile.TarInfo]] = {}
-    for source in opened:
-        for member in source:
-            path = member.name.removeprefix("./").rstrip("/")
-            folder, _, name = path.rpartition("/")
-            if name == OPAQUE:
-                _drop(found, f"{folder}/")
-            elif name.startswith(WHITEOUT):
-                _drop(found, f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
-            else:
-                found.pop(f"{folder}/{WHITEOUT}{name}".lstrip("/"), None)  # taken away and put there again
-            # A hard link as a copy: it would depend on which of the names came first.
-            kept = _as_file(member, source.getmember(member.linkname)) if member.islnk() else member
-            found[path] = (source, kept)
-    yield from found.items()
-
-
-def _as_file(link: tarfile.TarInfo, real: tarfile.TarInfo) -> tarfile.TarInfo:
-    copied = tarfile.TarInfo(link.name)
-    copied.size, copied.mode, copied.uid, copied.gid = real.size, real.mode, real.uid, real.gid
-    copied.offset, copied.offset_data, copied.type, copied.pax_headers = (
-        real.offset,
-        real.offset_data,
-        tarfile.REGTYPE,
-        {},
-    )
-    return copied
-
-
-def _drop(found: dict[str, Any], prefix: str) -> None:
-    for path in [
-        path for path in found if path == prefix.rstrip("/") or path.startswith(f"{prefix.rstrip('/')}/")
-    ]:
-        if not (prefix.endswith("/") and path == prefix.rstrip("/")):
-            del found[path]
+def _copy(stream: IO[bytes], layer: _Hashed) -> Listing:
+    """Copy a tar without what differs between builds, in its order, which is that of the names."""
+    found: Listing = {}
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as tar:
+        for member in tar:
+            path = tar_path(member)
+            if not path or path in MOUNTED or path.startswith("dev/"):
+                continue  # of the container that it was read out of
+            layer.write(_plain(member, path).tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+            content = hashlib.sha256()
+            source = tar.extractfile(member) if member.isreg() else None
+            while source is not None and (data := source.read(CHUNK)):
+                layer.write(data)
+                content.update(data)
+            layer.write(_padding(member.size if member.isreg() else 0))
+            entry = tar_entry(member, content.hexdigest(), found)
+            if entry and in_image(path):
+                found[path] = entry
+    layer.write(_END)
+    return found
 
 
 def _plain(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
@@ -160,21 +107,25 @@ def _plain(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
     return plain
 
 
-def _read(tar: tarfile.TarFile, name: str) -> bytes:
-    return _stream(tar, name).read()
+def _settled(built: Mapping[str, Any], digest: str) -> dict[str, Any]:
+    """The config without what differs between two builds, or builders, of the same content."""
+    moment = datetime.fromtimestamp(int(EPOCH), UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "architecture": built["Architecture"],
+        "os": built["Os"],
+        "config": {key: built["Config"][key] for key in KEPT if built["Config"].get(key)},
+        "created": moment,
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        "history": [{"created": moment, "created_by": "verl-musa image build"}],
+    }
 
 
-def _stream(tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    member = tar.getmember(name)
-    if member.issym():  # the engine links a layer that occurs twice
-        member = tar.getmember(str(Path(name).parent / member.linkname))
-    stream = tar.extractfile(member)
-    if stream is None:
-        raise ImageError("not a file in the saved image", where=name)
-    return stream
-
-
-def _add(out: tarfile.TarFile, name: str, size: int, stream: IO[bytes]) -> None:
+def _head(name: str, size: int) -> bytes:
+    """The header of a file, always of one block."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mtime, entry.mode = size, int(EPOCH), 0o644
-    out.addfile(entry, stream)
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)

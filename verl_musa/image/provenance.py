@@ -14,7 +14,7 @@ from typing import Any
 from verl_musa.errors import ImageError
 from verl_musa.fileio import write_atomic, write_json
 from verl_musa.image.environment import Environment, read_environment
-from verl_musa.image.tree import SHARE, Listing, content_hash, list_filesystem
+from verl_musa.image.tree import SHARE, HashCache, Listing, content_hash, list_filesystem
 from verl_musa.patching import load_series
 
 SCHEMA = 1
@@ -98,8 +98,9 @@ def environment_provenance(
 
 def image_provenance(build: Mapping[str, Any], root: Path = Path("/")) -> Provenance:
     """What the image is made of, whose file system this process sees as its own."""
-    environment = read_environment(cached=False)
-    listing = list_filesystem(root)
+    hashes = HashCache(None)  # each file is read once for both
+    environment = read_environment(hashes=hashes)
+    listing = list_filesystem(root, hashes)
     facts = environment_provenance(environment, build).facts
     content = {"packages": environment.sha256, "filesystem": content_hash(listing)}
     return Provenance({**facts, "kind": "image", "debian": _debian(root), "content": content}, listing)

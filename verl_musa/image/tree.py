@@ -59,18 +59,22 @@ class HashCache:
     A file whose content changes gets another change date, which no program can set.
 
     Args:
-        name: what the files belong to; one cache file for each.
+        name: what the files belong to; one cache file for each. None: nothing is read or kept, only this process remembers.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | None) -> None:
+        self._known: dict[str, list[object]] = {}
+        self._changed = False
+        self._file: Path | None = None
+        if name is None:
+            return
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         key = hashlib.sha256(name.encode()).hexdigest()[:16]
         self._file = Path(base) / "verl-musa" / "hashes" / f"{key}.json"
         try:
-            self._known: dict[str, list[object]] = json.loads(self._file.read_text(encoding="utf-8"))
+            self._known = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             self._known = {}
-        self._changed = False
 
     def get(self, path: str, facts: os.stat_result) -> str | None:
         """The digest of a file that has not changed since it was hashed."""
@@ -97,7 +101,7 @@ class HashCache:
 
     def save(self) -> None:
         """Keep what was hashed for the next time; a cache that cannot be written is only slower."""
-        if not self._changed:
+        if not self._changed or self._file is None:
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -193,9 +197,9 @@ def in_image(path: str) -> bool:
     )
 
 
-def list_filesystem(root: Path = Path("/")) -> Listing:
-    """List a whole file system as an image's content, with full mode bits."""
-    return list_folder(root, keep=in_image, only_executable=False)
+def list_filesystem(root: Path = Path("/"), cache: HashCache | None = None) -> Listing:
+    """List a whole file system as an image's content, with full mode bits; ``cache`` as for :func:`list_folder`."""
+    return list_folder(root, keep=in_image, cache=cache, only_executable=False)
 
 
 def list_tar(stream: IO[bytes]) -> Listing:
@@ -205,20 +209,37 @@ def list_tar(stream: IO[bytes]) -> Listing:
         tarfile.TarError: not a tar.
     """
     found: Listing = {}
-    with tarfile.open(fileobj=stream, mode="r|") as tar:
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as tar:
         for member in tar:
-            path = member.name.removeprefix("./").strip("/")
-            if not path or not in_image(path):
-                continue
-            if member.islnk():
-                found[path] = found[member.linkname.removeprefix("./")]
-            elif member.issym():
-                found[path] = f"l - {member.linkname}"
-            elif member.isdir():
-                found[path] = f"d {member.mode & 0o7777:o} -"
-            elif member.isfile():
-                found[path] = f"f {member.mode & 0o7777:o} {_sha256_of(tar.extractfile(member))}"
+            path = tar_path(member)
+            if path and in_image(path):
+                digest = _sha256_of(tar.extractfile(member)) if member.isreg() else ""
+                entry = tar_entry(member, digest, found)
+                if entry:
+                    found[path] = entry
     return found
+
+
+def tar_path(member: tarfile.TarInfo) -> str:
+    """The path of an entry of a file system's tar, relative to its root; empty for the root."""
+    return member.name.removeprefix("./").strip("/")
+
+
+def tar_entry(member: tarfile.TarInfo, digest: str, found: Mapping[str, str]) -> str:
+    """What a listing says of a tar's entry; empty for devices and pipes.
+
+    Args:
+        member: the entry.
+        digest: SHA-256 of its content, for a file.
+        found: the listing so far: a hard link is what its target is.
+    """
+    if member.islnk():
+        return found.get(member.linkname.removeprefix("./"), "")
+    if member.issym():
+        return f"l - {member.linkname}"
+    if member.isdir():
+        return f"d {member.mode & 0o7777:o} -"
+    return f"f {member.mode & 0o7777:o} {digest}" if member.isreg() else ""
 
 
 def _sha256_of(stream: IO[bytes] | None) -> str:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from verl_musa import extras
-from verl_musa.checks import Check, Finding, Result, fail, ok, run_checks, unknown, warn
+from verl_musa.checks import Check, Finding, Result, Status, fail, ok, run_checks, unknown, warn
 from verl_musa.image.environment import BELOW, UNOWNED, Environment, read_environment
 from verl_musa.image.inside import compare
 from verl_musa.image.provenance import Provenance, is_image, read_build_facts, recorded
-from verl_musa.image.tree import list_filesystem
+from verl_musa.image.tree import HashCache, list_filesystem
 
 IMPORT_LIMIT_S = 600.0
+WORKERS = 2
+"""Checks at a time: most start a Python of their own, which on small machines is more than half of what a build waits for."""
+
 LINTED = ("verl", "sglang")
 _ENGINES = {
     "torch": ("torch", ()),
@@ -47,11 +51,13 @@ class Subject:
         recorded: its provenance; None where nothing was recorded.
         build: what its builder noted; empty outside of an image.
         environment: every package of it.
+        hashes: of the files that were read for that, so that none is read twice.
     """
 
     recorded: Provenance | None
     build: dict[str, Any]
     environment: Environment
+    hashes: HashCache | None = None
 
 
 def verify_environment(*, filesystem: bool = True) -> list[Result]:
@@ -67,7 +73,9 @@ def verify_environment(*, filesystem: bool = True) -> list[Result]:
         PLUGIN,
     ]
     checks += [IMPORTS, DEVICE]
-    return run_checks(checks, Subject(recorded(), read_build_facts(), read_environment(cached=False)))
+    hashes = HashCache(None)
+    subject = Subject(recorded(), read_build_facts(), read_environment(hashes=hashes), hashes)
+    return run_checks(checks, subject, workers=WORKERS)
 
 
 def _check_recorded(subject: Subject) -> Finding:
@@ -119,7 +127,7 @@ def _changed_in_image(found: Provenance, environment: Environment, names: Sequen
 def _check_filesystem(subject: Subject) -> Finding:
     if subject.recorded is None:
         return unknown("nothing was recorded to hold the file system against")
-    return compare(subject.recorded, list_filesystem())
+    return compare(subject.recorded, list_filesystem(cache=subject.hashes))
 
 
 def _check_pins(subject: Subject) -> Finding:
@@ -238,28 +246,32 @@ def _check_plugin(_: Subject) -> Finding:
 
 def _check_imports(_: Subject) -> Finding:
     """Each engine in a process of its own: one must not make another's import work."""
-    good, bad, absent = [], [], []
-    for name, (module, needed) in _ENGINES.items():
-        try:
-            version = extras.distribution(name, needed).version
-        except importlib.metadata.PackageNotFoundError:
-            if not (name == "torch_musa" and _simulated()):
-                absent.append(name)
-                continue
-            version = "simulated"
-        variables = {"PYTHONPATH": os.pathsep.join(map(str, extras.folders(needed)))}
-        if _simulated():
-            variables["SGLANG_USE_CPU_ENGINE"] = "1"  # as runs on the simulated device have it
-        done = _python(["-c", f"import {module}"], variables)
-        if done.returncode == 0:
-            good.append(f"{name} {version}")
-        else:
-            bad.append(f"{name} {version}: {_last(done)}")
+    with ThreadPoolExecutor(WORKERS) as pool:
+        found = list(pool.map(_import, _ENGINES))
+    good, bad, absent = ([text for status, text in found if status is wanted]
+                         for wanted in (Status.OK, Status.FAIL, Status.UNKNOWN))  # fmt: skip
     if bad:
         return fail("; ".join(bad), "import it by hand in this environment to see the whole error")
     if absent:
         return unknown(f"imported: {', '.join(good)}; not installed: {', '.join(absent)}")
     return ok(", ".join(good))
+
+
+def _import(name: str) -> tuple[Status, str]:
+    module, needed = _ENGINES[name]
+    try:
+        version = extras.distribution(name, needed).version
+    except importlib.metadata.PackageNotFoundError:
+        if not (name == "torch_musa" and _simulated()):
+            return Status.UNKNOWN, name
+        version = "simulated"
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, extras.folders(needed)))}
+    if _simulated():
+        variables["SGLANG_USE_CPU_ENGINE"] = "1"  # as runs on the simulated device have it
+    done = _python(["-c", f"import {module}"], variables)
+    if done.returncode == 0:
+        return Status.OK, f"{name} {version}"
+    return Status.FAIL, f"{name} {version}: {_last(done)}"
 
 
 _DEVICE = """

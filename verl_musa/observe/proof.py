@@ -18,14 +18,14 @@ REWARD_ROLE = "reward-worker"
 _POOLS = {ROLLOUT_ROLE: "rollout", REWARD_ROLE: "reward"}
 
 
-def device_pids(actors: Iterable[Mapping[str, Any]]) -> set[int]:
-    """The pids of the living actors that own a device, or a part of one."""
-    found = set()
+def device_actors(actors: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The living actors that own a device, or a part of one."""
+    found = []
     for actor in actors:
         needs = actor.get("required_resources") or {}
         owns = any(name.split("_group")[0] == "GPU" and amount > 0 for name, amount in needs.items())
         if owns and actor.get("state") == "ALIVE" and actor.get("pid"):
-            found.add(int(actor["pid"]))
+            found.append(actor)
     return found
 
 
@@ -43,7 +43,7 @@ def read_proofs(folder: Path) -> list[dict[str, Any]]:
 
 
 def plugin_failures(folder: Path) -> list[str]:
-    """Why the verl plugin did not load in a worker: the first line of each ``failed-<pid>.txt``."""
+    """Why the verl plugin did not load in a worker: the first line of each ``failed-<pid>-<host>.txt``."""
     reasons = []
     for path in sorted(folder.glob("failed-*.txt")):
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -13,6 +13,7 @@ from verl_musa.recipe.overrides import Override, close_keys
 from verl_musa.recipe.resolution import MEGATRON, Resolved, portable, resolve
 from verl_musa.recipe.schema import Recipe, Trainer
 from verl_musa.recipe.site import Site
+from verl_musa.recipe.sizes import sized
 from verl_musa.recipe.variables import UNSET
 from verl_musa.recipe.variants import list_variants
 
@@ -41,4 +42,5 @@ __all__ = [
     "read_document",
     "resolve",
     "selects_group",
+    "sized",
 ]

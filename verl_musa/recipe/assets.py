@@ -32,10 +32,10 @@ _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 5.0
 
 
-def assets_dir(recipe: Recipe) -> Path | None:
+def assets_dir(recipe: Recipe, cache: Path | None = None) -> Path | None:
     """Where the recipe's assets are or will be; None where it makes none. Touches no file but the script.
 
-    ``${XDG_CACHE_HOME:-~/.cache}/verl-musa/assets/<recipe>/<hash>`` with a hash over the script's content, what such
+    ``<cache>/verl-musa/assets/<recipe>/<hash>``, ``cache`` being ``${XDG_CACHE_HOME:-~/.cache}`` where it is not given, with a hash over the script's content, what such
     scripts share, the seed, the interpreter and the versions of the libraries that decide the files' content.
     """
     if recipe.assets is None or recipe.assets_script is None:
@@ -48,8 +48,8 @@ def assets_dir(recipe: Recipe) -> Path | None:
         "versions": {name: _version(name) for name in _VERSIONED},
     }
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache).expanduser().absolute() / "verl-musa" / "assets" / recipe.name / key
+    folder = cache or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder).expanduser().absolute() / "verl-musa" / "assets" / recipe.name / key
 
 
 def _library() -> str:
@@ -65,7 +65,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def ensure_assets(recipe: Recipe, *, progress: Callable[[str], None]) -> Path:
+def ensure_assets(recipe: Recipe, *, progress: Callable[[str], None], cache: Path | None = None) -> Path:
     """Make the recipe's assets unless they are there, and return their folder.
 
     Safe to call from several processes at once: one makes them, the others wait.
@@ -73,12 +73,13 @@ def ensure_assets(recipe: Recipe, *, progress: Callable[[str], None]) -> Path:
     Args:
         recipe: a recipe with an ``assets`` section.
         progress: called with each line that the script prints.
+        cache: as for :func:`assets_dir`.
 
     Raises:
         DataError: the recipe makes no assets, the script failed, ran too long or made nothing, or another process
             held the lock for too long.
     """
-    final = assets_dir(recipe)
+    final = assets_dir(recipe, cache)
     script, assets = recipe.assets_script, recipe.assets
     if final is None or script is None or assets is None:
         raise DataError(

@@ -88,19 +88,25 @@ class Resolved:
 
 
 def resolve(
-    recipe: Recipe, *, run_dir: Path, site: Site, sets: Sequence[str] = (), without_site: bool = False
+    recipe: Recipe,
+    *,
+    run_dir: Path,
+    site: Site,
+    sets: Sequence[str] = (),
+    without_site: bool = False,
+    cache: Path | None = None,
 ) -> Resolved:
     """Resolve ``recipe`` for a run in ``run_dir``. Starts nothing, makes no file and imports neither verl nor torch.
 
     With ``without_site`` a name that the site does not set is no error: it becomes ``<site.NAME>``, and ``missing_site`` says
-    so. Such a recipe can be checked and planned, not run.
+    so. Such a recipe can be checked and planned, not run. ``cache``: where assets are kept, as for :func:`assets_dir`.
 
     Raises:
         RecipeError: any mistake in ``recipe.yaml``, ``config.yaml``, ``runtime_env.yaml`` or ``sets``.
         HostError: verl is not installed.
     """
     run_dir = run_dir.absolute()
-    assets = assets_dir(recipe)
+    assets = assets_dir(recipe, cache)
     folders = {"run.dir": run_dir, "recipe.dir": recipe.folder}
     if assets is not None:
         folders["assets.dir"] = assets

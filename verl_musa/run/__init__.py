@@ -37,6 +37,11 @@ class RunOptions:
         allow_drift: ids of patches that may be applied although their target has changed.
         gate: what is done about the day-0 correctness gate.
         unlocked: ``NAME=why`` for each item of recipe.lock that may differ.
+        hosts: hosts of the run, over ssh; empty for those of the site where the recipe is written for several.
+        head: the host for Ray's head; None for the site's.
+        nodes: number of hosts; None for the recipe's, or as many as ``hosts`` names. Those beyond it are spares.
+        devices_per_node: devices of each host; None for the hosts' slots, or the recipe's.
+        retries: how often a run that has lost a host goes on by itself from its last checkpoint.
     """
 
     recipe: str
@@ -52,10 +57,17 @@ class RunOptions:
     allow_drift: tuple[str, ...] = ()
     gate: GateMode = "before"
     unlocked: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    head: str | None = None
+    nodes: int | None = None
+    devices_per_node: int | None = None
+    retries: int = 0
 
 
 def run_recipe(options: RunOptions) -> int:
     """Run a recipe to its end and return the exit code: 0 when it succeeded, 130 when it was interrupted.
+
+    On several hosts a supervisor of its own does the work, and this only shows it: an interrupt then ends the showing, not the run.
 
     Raises:
         VerlMusaError: bad input or a host that does not fit (exit code 2).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import time
 from collections import Counter
@@ -10,16 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_musa.cluster.deaths import Death, EngineWatch, dead_actors, describe_actor, driver_log, indented
+from verl_musa.cluster.deaths import Death, dead_actors, indented
 from verl_musa.cluster.jobs_api import Job, RayApiError
-from verl_musa.cluster.local_ray import LocalRay
-from verl_musa.cluster.processes import OwnedProcesses
-from verl_musa.errors import JobFailedError
+from verl_musa.errors import HostLostError, JobFailedError
 from verl_musa.observe import metrics
 from verl_musa.observe.display import Display
 from verl_musa.observe.metrics import Rows
 from verl_musa.observe.proof import (
-    device_pids,
+    device_actors,
     devices_by_pool,
     plugin_failures,
     read_proofs,
@@ -29,10 +26,12 @@ from verl_musa.observe.proof import (
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.finish import write_metrics
 from verl_musa.run.gate import JOB_FILE, stopped_by_gate
+from verl_musa.run.ground import Ground, Lost
 from verl_musa.run.record import RunRecord
 
 KILLED_CODES = (-9, 137)
-_TOTAL = re.compile(r"Total training steps: (\d+)")
+QUIET_S = 10.0
+"""A dashboard may be silent for so long before the user is told."""
 _EXCEPTION = re.compile(r"^(?:\([^)]*\)\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)$")
 
 
@@ -64,8 +63,7 @@ class Follower:
     Args:
         run: the run directory.
         record: its record; ``total_steps`` is filled in once known.
-        ray: the Ray that the job runs in.
-        owned: the run's processes.
+        ground: the hosts that the job runs on, and their Ray.
         display: where progress is shown.
         submission_id: the job.
         expected: what the workers have to prove.
@@ -77,8 +75,7 @@ class Follower:
 
     run: RunDirectory
     record: RunRecord
-    ray: LocalRay
-    owned: OwnedProcesses
+    ground: Ground
     display: Display
     submission_id: str
     expected: dict[str, Any]
@@ -93,12 +90,12 @@ class Follower:
     _death_at: float | None = None
     _first_step_at: float | None = None
     _proven: bool = False
+    _told_silent: bool = False
 
     def __post_init__(self) -> None:
         now = time.monotonic()
         self._progress_at = self._api_ok_at = now
         self._api_next = 0.0
-        self._engines = EngineWatch(platform.node())
         self._shown: set[int] = set()
 
     def follow(self) -> Rows:
@@ -123,18 +120,17 @@ class Follower:
 
     def _look_at_ray(self) -> Job | None:
         self.tend()
-        self._engines.look(self.owned.refresh())
+        self.ground.look()
         try:
-            actors = self.ray.api.actors()
-            job = self.ray.api.job(self.submission_id)
+            actors = self.ground.api.actors()
+            job = self.ground.api.job(self.submission_id)
         except RayApiError as error:
-            if time.monotonic() - self._api_ok_at > self.limits.api_lost:
-                raise self._failure(
-                    f"Ray's dashboard has not answered for {self.limits.api_lost:.0f} s", found=str(error)
-                ) from error
+            self._endure_silence(error)
             job = None
         else:
-            self._api_ok_at = time.monotonic()
+            if self._told_silent:
+                self.display.note("Ray's dashboard answers again")
+            self._api_ok_at, self._told_silent = time.monotonic(), False
             self._actors = actors
             self._note_deaths()
         self._find_total()
@@ -142,11 +138,29 @@ class Follower:
         self._api_next = time.monotonic() + self.limits.api
         return job
 
+    def _endure_silence(self, error: RayApiError) -> None:
+        """The job goes on while its dashboard is silent, within a bound.
+
+        Raises:
+            JobFailedError: for too long.
+        """
+        silent = time.monotonic() - self._api_ok_at
+        if silent > self.limits.api_lost:
+            raise self._failure(
+                f"Ray's dashboard has not answered for {self.limits.api_lost:.0f} s", found=str(error)
+            )
+        if silent > QUIET_S and not self._told_silent:
+            self._told_silent = True
+            self.display.note(
+                f"Ray's dashboard has not answered for {silent:.0f} s; the job goes on, and so does the waiting, "
+                f"for up to {self.limits.api_lost / 60:.0f} minutes"
+            )
+
     def _note_deaths(self) -> None:
         for actor in dead_actors(self._actors):
             identity = str(actor.get("actor_id"))
             if identity not in self._deaths:
-                self._deaths[identity] = describe_actor(actor, self.ray.session_dir)
+                self._deaths[identity] = self.ground.describe(actor)
                 self._death_at = self._death_at or time.monotonic()
 
     def _look_at_metrics(self) -> None:
@@ -176,14 +190,8 @@ class Follower:
                 )
 
     def _find_total(self) -> None:
-        if self.record.total_steps is None and self.ray.session_dir is not None:
-            log = self.ray.session_dir / "logs" / f"job-driver-{self.submission_id}.log"
-            try:
-                found = _TOTAL.search(log.read_text(encoding="utf-8", errors="replace"))
-            except OSError:
-                return
-            if found:
-                self.record.total_steps = int(found[1])
+        if self.record.total_steps is None:
+            self.record.total_steps = self.ground.total_steps(self.submission_id)
 
     def _waiting_for(self, job: Job | None) -> str:
         classes = Counter(
@@ -212,20 +220,28 @@ class Follower:
         return total is not None and total in self._rows
 
     def _check_ray_lives(self) -> None:
-        code = self.ray.exit_code()
-        if code is not None:
-            session = self.ray.session_dir
-            said = (session / "logs" / "ray_process_exit.log") if session else None
-            text = said.read_text(encoding="utf-8", errors="replace") if said and said.exists() else ""
-            raise self._failure(
-                f"Ray itself ended with code {code} while the job ran",
-                found="\n" + indented(text[-2000:]) if text.strip() else None,
-            )
+        if (lost := self.ground.lost()) is not None:
+            raise self._host_lost(lost)
+        if (ended := self.ground.ended()) is not None:
+            message, found = ended
+            raise self._failure(message, found=found)
+
+    def _host_lost(self, lost: Lost) -> HostLostError:
+        also = "".join(
+            f"\n  with it {death.who} (pid {death.pid}, node {death.node}) died"
+            for death in list(self._deaths.values())[:3]
+        )
+        return HostLostError(
+            f"{lost}{also}",
+            lost=tuple(lost.hosts),
+            where=next(iter(lost.hosts)),
+            fix=f"mend the host, then go on with `verl-musa resume {self.run.path.name}`; --retries does so by itself",
+        )
 
     def _check_deaths(self) -> None:
         if self._death_at is not None and time.monotonic() - self._death_at > self.limits.death:
             raise self._worker_died()
-        engine = self._engines.first_death(older_than_s=self.limits.death, session_dir=self.ray.session_dir)
+        engine = self.ground.engine_death(older_than_s=self.limits.death)
         if engine is not None and not self._finished_steps():
             self._deaths = {"engine": engine, **self._deaths}
             raise self._worker_died()
@@ -261,9 +277,10 @@ class Follower:
                 expected="none: the recipe's placement is split",
                 fix="check pools in recipe.yaml, and that all devices are visible to every worker (docs/placement.md)",
             )
-        pids = {int(proof["pid"]) for proof in proofs}
-        missing = sorted(device_pids(self._actors) - pids)
-        if len(pids) >= self.record.device.count and not missing:
+        proved = {self.ground.who_proved(proof) for proof in proofs}
+        owners = {self.ground.who(actor): int(actor["pid"]) for actor in device_actors(self._actors)}
+        missing = sorted(pid for who, pid in owners.items() if who not in proved)
+        if len(proved) >= self.record.device.count and not missing:
             self._proven = True
             self.record.device.proven = True
             self.record.device.workers = proofs
@@ -271,7 +288,7 @@ class Follower:
         if not self._proven and (final or time.monotonic() - (self._first_step_at or 0) > self.limits.proof):
             raise self._failure(
                 "not every worker that owns a device proved which one it is",
-                found=f"{len(pids)} proofs" + (f", none of the workers {missing}" if missing else ""),
+                found=f"{len(proved)} proofs" + (f", none of the workers {missing}" if missing else ""),
                 expected=f"one of each such worker, {self.record.device.count} at least, in {self.run.proofs}",
                 fix="the verl plugin of this package did not load in the worker: see its log for the reason",
             )
@@ -286,12 +303,12 @@ class Follower:
         deadline = time.monotonic() + self.limits.api * 2
         while not self._deaths and time.monotonic() < deadline:
             try:
-                self._actors = self.ray.api.actors()
+                self._actors = self.ground.api.actors()
             except RayApiError:
                 break
             self._note_deaths()
             self.pause(self.limits.poll)
-        engine = self._engines.first_death(older_than_s=0.0, session_dir=self.ray.session_dir)
+        engine = self.ground.engine_death(older_than_s=0.0)
         if engine is not None and not self._deaths:
             self._deaths["engine"] = engine
         if failures := plugin_failures(self.run.proofs):
@@ -302,10 +319,14 @@ class Follower:
             return stopped
         if self._deaths:
             return self._worker_died()
+        if (
+            lost := self.ground.blame(f"{job.message}\n{self.ground.driver_said(self.submission_id)}")
+        ) is not None:
+            return self._host_lost(lost)
         return self._driver_failed(job)
 
     def _driver_failed(self, job: Job) -> JobFailedError:
-        said = driver_log(self.ray.session_dir, self.submission_id) if self.ray.session_dir else ""
+        said = self.ground.driver_said(self.submission_id)
         cause = next(
             (found[1] for line in reversed(said.splitlines()) if (found := _EXCEPTION.match(line))), ""
         )
@@ -322,6 +343,11 @@ class Follower:
     def _worker_died(self) -> JobFailedError:
         if (stopped := stopped_by_gate(self.run)) is not None:
             return stopped  # the workers of a job that ends itself may go before its state says so
+        said = "\n".join(
+            [*(death.cause for death in self._deaths.values()), self.ground.driver_said(self.submission_id)]
+        )
+        if (lost := self.ground.blame(said)) is not None:
+            return self._host_lost(lost)
         first, *others = self._deaths.values()
         also = "".join(f"\n  and {other.who} (pid {other.pid})" for other in others[:3])
         return self._failure(f"{first}{also}")

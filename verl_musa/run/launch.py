@@ -21,10 +21,10 @@ BACKENDS = {"musa": "mccl"}
 RAY_SIZES = ("address", "num_cpus", "num_gpus", "object_store_memory", "resources")
 
 
-def job_command(recipe: Recipe, run: RunDirectory) -> list[str]:
-    """The trainer with this run's own config; Hydra's own notes go to the logs folder."""
+def job_command(recipe: Recipe, run: RunDirectory, python: str | None = None) -> list[str]:
+    """The trainer with this run's own config; Hydra's own notes go to the logs folder. ``python``: on the head, if not this one."""
     return [
-        sys.executable,
+        python or sys.executable,
         "-m",
         recipe.trainer.module,
         "--config-path",
@@ -129,3 +129,41 @@ def launch_script(command: list[str], variables: Mapping[str, str], plan_sizes: 
     }
     whole = [*command, *(f"++ray_kwargs.ray_init.{name}={value}" for name, value in sizes.items())]
     return "\n".join([*lines, f'exec {shlex.join(whole)} "$@"', ""])
+
+
+_CARRIED = (
+    "import json, os, sys; "
+    'print(json.dumps({**json.loads(sys.argv[1]), "env_vars": {n: os.environ[n] for n in sys.argv[2:]}}))'
+)
+
+
+def submit_script(command: list[str], environment: Mapping[str, Any]) -> str:
+    """``launch.sh`` of a run on several hosts: the same job, handed to a Ray that is up on all of them.
+
+    Secrets are not written: the script asks for them by name.
+    """
+    variables = environment.get("env_vars", {})
+    rest = {name: value for name, value in environment.items() if name != "env_vars"}
+    lines = [
+        "#!/usr/bin/env bash",
+        "# The job of this run by hand, in a Ray that is up on all hosts (`verl-musa cluster up`). It writes into this same run",
+        "# directory, but nothing watches it: no progress, no proof of the device, no report.",
+        "# shellcheck disable=SC2016,SC1003  # every value is meant literally",
+        "set -euo pipefail",
+        ': "${RAY_JOBS_ADDRESS:?set it to the dashboard, such as http://192.0.2.11:8265}"',
+        "unset RAY_ADDRESS",
+    ]
+    for name, value in sorted(variables.items()):
+        if is_secret_variable(name):
+            lines += [f': "${{{name}:?is a secret of this run, set it first}}"', f"export {name}"]
+        else:
+            lines.append(f"export {name}={shlex.quote(value)}")
+    names = shlex.join(sorted(variables))
+    lines += [
+        "# Ray carries the variables to the workers; exports of this shell do not get there.",
+        f"runtime_env=$(python3 -c {shlex.quote(_CARRIED)} \\",
+        f"  {shlex.quote(json.dumps(rest, sort_keys=True))} {names})",
+        'exec ray job submit --address "${RAY_JOBS_ADDRESS}" --runtime-env-json "${runtime_env}" -- \\',
+        f'  {shlex.join(command)} "$@"',
+    ]
+    return "\n".join([*lines, ""])

@@ -115,11 +115,16 @@ def check(resolved: Resolved, display: Display) -> Report:
     return report
 
 
-def refuse(resolved: Resolved, site: Site) -> None:
-    """Say in one message what is missing for a run on several hosts.
+def refuse(resolved: Resolved, site: Site, lacking: HostError | None) -> None:
+    """Say in one message what is missing for a run on several hosts; do nothing where nothing is.
+
+    Args:
+        resolved: the recipe.
+        site: the site.
+        lacking: why the hosts cannot be chosen; None where they can.
 
     Raises:
-        HostError: always, in this version.
+        HostError: something is missing.
     """
     cluster = resolved.recipe.cluster
     missing = []
@@ -129,23 +134,18 @@ def refuse(resolved: Resolved, site: Site) -> None:
         f"{name}: not set in site.yaml, used at {_short(where)}"
         for name, where in resolved.missing_site.items()
     ]
-    if site.hostfile is None:
-        missing.append("hostfile: site.yaml names none")
-    elif not Path(site.hostfile).is_file():
-        missing.append(f"hostfile: no file {site.hostfile}")
+    if lacking is not None:
+        told = "; ".join(part for part in (lacking.message, lacking.found) if part)
+        missing.append(f"hosts (a hostfile, `hosts:` or --hosts): {told}")
+    if not missing:
+        return
     raise HostError(
-        f"{resolved.recipe.title} needs {cluster.nodes} hosts of {cluster.devices_per_node} devices"
-        + (", and this machine does not know them" if missing else ", which this version cannot start yet"),
+        f"{resolved.recipe.title} needs {cluster.nodes} hosts of {cluster.devices_per_node} devices, and this machine does not know them",
         where=resolved.recipe.document.where(("cluster", "nodes")),
-        found="; ".join(missing) or f"site.yaml {site.source}, hostfile {site.hostfile}",
-        expected="site.yaml with shared, hostfile and the values that the recipe uses"
-        if missing
-        else "a Ray that is up on all hosts",
-        fix=(
-            "copy site.example.yaml to site.yaml beside the checkout and fill it in; `--dry-run` shows the plan without it"
-            if missing
-            else f"bring Ray up on the hosts, then run launch.sh of the recipe on the head node (`verl-musa recipe launch {resolved.recipe.title}`)"
-        ),
+        found="; ".join(missing),
+        expected="site.yaml with shared, its hosts and the values that the recipe uses",
+        fix=(lacking.fix if lacking is not None and site.source is not None else None)
+        or "copy site.example.yaml to site.yaml beside the checkout and fill it in; `--dry-run` shows the plan without it",
     )
 
 

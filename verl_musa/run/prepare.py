@@ -22,7 +22,6 @@ from verl_musa.observe.display import Display
 from verl_musa.recipe import (
     Recipe,
     Resolved,
-    Site,
     dump_config,
     ensure_assets,
     load_recipe,
@@ -33,7 +32,15 @@ from verl_musa.run import GateMode, RunOptions, gate, lock
 from verl_musa.run.directory import RunDirectory, find_run, new_run_id
 from verl_musa.run.facts import git_facts, needed_packages, package_versions
 from verl_musa.run.finish import clean_up, write_metrics
-from verl_musa.run.launch import job_command, job_config, job_runtime_env, launch_script, own_variables
+from verl_musa.run.launch import (
+    job_command,
+    job_config,
+    job_runtime_env,
+    launch_script,
+    own_variables,
+    submit_script,
+)
+from verl_musa.run.layout import Layout
 from verl_musa.run.patches import activation, refuse_drift
 from verl_musa.run.record import (
     MASK,
@@ -90,10 +97,11 @@ class Prepared:
         return self.resolved.recipe
 
 
-def prepare(options: RunOptions, display: Display) -> Prepared:
+def prepare(options: RunOptions, display: Display, layout: Layout | None = None) -> Prepared:
     """Check everything that can be checked without starting the job. Writes nothing but the recipe's assets.
 
-    Before a resume (not a dry run) it ends what an earlier attempt left running.
+    Before a resume on one host (not a dry run) it ends what an earlier attempt left running. ``layout``: the hosts of a run on
+    several; what they have to offer is looked at by preflight, and the recipe's contents are checked already.
 
     Raises:
         VerlMusaError: bad input, or a host that does not fit.
@@ -102,18 +110,56 @@ def prepare(options: RunOptions, display: Display) -> Prepared:
     recipe = chosen_recipe(options)
     if options.resume is None:
         run = RunDirectory((options.runs_dir / recipe.name / new_run_id()).resolve())
-        prepared = _new_run(options, recipe, run)
+        prepared = _new_run(options, recipe, run, layout)
     else:
         run = find_run(options.runs_dir, recipe.name, options.resume)
-        prepared = _resumed_run(options, recipe, run, display)
-        if not options.dry_run:
+        prepared = _resumed_run(options, recipe, run, display, layout)
+        if not options.dry_run and layout is None:
             end_leftovers(
                 prepared, display
             )  # first, for they may hold the memory and ports that are looked at next
-    _check_host(options, prepared.resolved)
-    _check_contents(prepared.resolved, display)
-    lock.hold(options, prepared.resolved, prepared.record, display)
+    check_software(options, prepared.resolved)
+    if layout is None:
+        _check_host(options, prepared.resolved)
+        _check_contents(prepared.resolved, display)
+    lock.hold(options, _locked_form(prepared, recipe, options, layout), prepared.record, display)
     return _with_golden(prepared)
+
+
+def _locked_form(prepared: Prepared, recipe: Recipe, options: RunOptions, layout: Layout | None) -> Resolved:
+    """What the lock holds: the recipe in its own size, wherever it is run."""
+    if layout is None:
+        return prepared.resolved
+    return layout.as_written(recipe, prepared.run.path, options.sets)
+
+
+def prepare_retry(options: RunOptions, run: RunDirectory, display: Display, layout: Layout) -> Prepared:
+    """The next attempt of a run that has lost a host; what was checked before its first one is not checked again.
+
+    Raises:
+        VerlMusaError: the run cannot go on.
+    """
+    again = replace(options, resume=str(run.path))
+    return _with_golden(_resumed_run(again, chosen_recipe(again), run, display, layout))
+
+
+def restore(options: RunOptions, run: RunDirectory, layout: Layout) -> Prepared:
+    """The attempt that another process has prepared and written to ``run`` with the same options.
+
+    Raises:
+        VerlMusaError: the recipe, or its record, is no longer what it was.
+    """
+    record = load_record(run.record)
+    recipe = load_recipe(record.recipe.folder, variants=record.recipe.variants)
+    given = {text.partition("=")[0].lstrip("+~") for text in options.sets}
+    earlier = [text for text in record.sets if text.partition("=")[0].lstrip("+~") not in given]
+    resolved = _resolve(options, recipe, run, [*earlier, *options.sets], layout)
+    step, number = record.attempt.resumed_from_step, record.attempt.number
+    checkpoint = Checkpoint(step, run.checkpoints / f"global_step_{step}") if step else None
+    config = job_config(resolved, str(checkpoint.path) if checkpoint else None, resuming=number > 1)
+    mode = gate.due(options.gate, config, recipe.trainer.module, resumed_from=step)
+    patches = activation(recipe, options.allow_drift)
+    return _with_golden(Prepared(resolved, run, record, config, checkpoint, patches, mode))
 
 
 def chosen_recipe(options: RunOptions) -> Recipe:
@@ -138,28 +184,19 @@ def chosen_recipe(options: RunOptions) -> Recipe:
     return load_recipe(str(recipe.folder), variants=then)
 
 
-def several_hosts(options: RunOptions) -> tuple[Resolved, Site] | None:
-    """The recipe resolved as far as the site is known, where it is written for several hosts; else None.
-
-    Raises:
-        VerlMusaError: no such recipe or variant, or a mistake in it.
-    """
-    recipe = chosen_recipe(options)
-    if recipe.cluster.nodes == 1:
-        return None
-    site = load_site(options.site)
-    run_dir = (options.runs_dir / recipe.name / new_run_id()).resolve()
-    return resolve(recipe, run_dir=run_dir, site=site, sets=options.sets, without_site=True), site
-
-
-def _resolve(options: RunOptions, recipe: Recipe, run: RunDirectory, sets: Sequence[str]) -> Resolved:
-    resolved = resolve(recipe, run_dir=run.path, site=load_site(options.site), sets=sets)
+def _resolve(
+    options: RunOptions, recipe: Recipe, run: RunDirectory, sets: Sequence[str], layout: Layout | None
+) -> Resolved:
+    if layout is not None:
+        resolved = layout.resolve(recipe, run.path, sets)
+    else:
+        resolved = resolve(recipe, run_dir=run.path, site=load_site(options.site), sets=sets)
     job_runtime_env(resolved, {})  # says what it cannot take
     return resolved
 
 
-def _new_run(options: RunOptions, recipe: Recipe, run: RunDirectory) -> Prepared:
-    resolved = _resolve(options, recipe, run, options.sets)
+def _new_run(options: RunOptions, recipe: Recipe, run: RunDirectory, layout: Layout | None) -> Prepared:
+    resolved = _resolve(options, recipe, run, options.sets, layout)
     config = job_config(resolved, None, resuming=False)
     record = RunRecord(
         run_id=run.path.name,
@@ -180,27 +217,33 @@ def _new_run(options: RunOptions, recipe: Recipe, run: RunDirectory) -> Prepared
         sets=[masked_set(text) for text in options.sets],
         overrides=_overrides(resolved),
         total_steps=_total_steps(config),
+        cluster=None if layout is None else layout.facts(options.retries),
         attempts=[_attempt(1, 0)],
     )
     mode = _gate_mode(options, record, config, recipe)
     return Prepared(resolved, run, record, config, None, activation(recipe, options.allow_drift), mode)
 
 
-def _resumed_run(options: RunOptions, recipe: Recipe, run: RunDirectory, display: Display) -> Prepared:
+def _resumed_run(
+    options: RunOptions, recipe: Recipe, run: RunDirectory, display: Display, layout: Layout | None
+) -> Prepared:
     record = load_record(run.record)
     check_resumable(record, run, recipe)
     given = {text.partition("=")[0].lstrip("+~") for text in options.sets}
     earlier = [text for text in record.sets if text.partition("=")[0].lstrip("+~") not in given]
     _refuse_masked(earlier, run)
     sets = [*earlier, *options.sets]
-    resolved = _resolve(options, recipe, run, sets)
+    resolved = _resolve(options, recipe, run, sets, layout)
     check_same_config(run, job_config(resolved, None, resuming=False), given)
-    checkpoint, problems = find_checkpoint(run.checkpoints)
+    checkpoint, problems = find_checkpoint(run.checkpoints, display.phase)
     for problem in problems:
         display.note(problem)
     step = checkpoint.step if checkpoint else 0
-    display.note(f"resuming {run.path.name} after step {step}: goes on at step {step + 1}" if checkpoint else
-                 f"{run.path.name} has no whole checkpoint: it starts again from step 1")  # fmt: skip
+    if checkpoint is None:
+        display.note(f"{run.path.name} has no whole checkpoint: it starts again from step 1")
+    else:
+        how = "its hashes hold" if checkpoint.hashed else "complete and readable; no hashes were taken of it"
+        display.note(f"resuming {run.path.name} after step {step}: goes on at step {step + 1} ({how})")
     config = job_config(resolved, str(checkpoint.path) if checkpoint else None, resuming=True)
     record.sets = [masked_set(text) for text in sets]
     record.overrides = _overrides(resolved)
@@ -208,8 +251,11 @@ def _resumed_run(options: RunOptions, recipe: Recipe, run: RunDirectory, display
     record.versions = package_versions(recipe.extras)
     record.git = git_facts(recipe.folder)
     record.total_steps = _total_steps(config)
+    if layout is not None:
+        record.cluster = layout.facts(options.retries)
     record.summary = record.exit_reason = record.ended_at = None
     record.attempts = [*record.attempts, _attempt(record.attempt.number + 1, step)]
+    record.attempt.rejected = problems
     mode = _gate_mode(options, record, config, recipe)
     return Prepared(resolved, run, record, config, checkpoint, activation(recipe, options.allow_drift), mode)
 
@@ -299,10 +345,14 @@ def _attempt(number: int, resumed_from: int) -> Attempt:
     return Attempt(number=number, started_at=now(), resumed_from_step=resumed_from, runner=runner)
 
 
-def _check_host(options: RunOptions, resolved: Resolved) -> None:
-    cluster = resolved.recipe.cluster
+def check_software(options: RunOptions, resolved: Resolved) -> None:
+    """Raise HostError where this environment lacks a package, or a patch does not fit one."""
     check_packages(needed_packages(resolved), resolved.recipe.extras)
     refuse_drift(options.allow_drift)
+
+
+def _check_host(options: RunOptions, resolved: Resolved) -> None:
+    cluster = resolved.recipe.cluster
     check_memory(cluster.host_memory_gib)
     check_shared_memory(object_store_bytes())
     for port, option in ((options.ray_port, "--ray-port"), (options.dashboard_port, "--dashboard-port")):
@@ -361,8 +411,12 @@ def _keep_proofs(run: RunDirectory, number: int) -> None:
     run.proofs.mkdir()
 
 
-def write_directory(prepared: Prepared, ray_plan: RayPlan) -> None:
-    """Write the run directory, all but metrics and report, with status ``created``."""
+def write_directory(prepared: Prepared, ray_plan: RayPlan | None, python: str | None = None) -> None:
+    """Write the run directory, all but metrics and report, with status ``created``.
+
+    ``ray_plan``: the Ray of a run on one host; None on several, whose ``launch.sh`` hands the job to a Ray that is up.
+    ``python``: the interpreter on the hosts, where it is not this one.
+    """
     run, record = prepared.run, prepared.record
     if record.attempt.number == 1:
         run.create()
@@ -377,10 +431,21 @@ def write_directory(prepared: Prepared, ray_plan: RayPlan) -> None:
     private = any(is_secret(override.path) for override in prepared.resolved.overrides)
     write_atomic(run.config, dump_config(prepared.config), mode=0o600 if private else 0o644)
     write_atomic(run.runtime_env, yaml.safe_dump(masked_environment(environment), sort_keys=True))
-    command = job_command(prepared.recipe, run)
-    write_atomic(run.launch, launch_script(command, environment["env_vars"], ray_plan), mode=0o755)
+    command = job_command(prepared.recipe, run, python)
+    script = (
+        submit_script(command, environment)
+        if ray_plan is None
+        else launch_script(command, environment["env_vars"], ray_plan)
+    )
+    write_atomic(run.launch, script, mode=0o755)
     write_metrics(run, record)
-    record.attempt.ray = RayFacts(
+    record.attempt.ray = None if ray_plan is None else _ray_facts(ray_plan)
+    record.set_status("created")
+    record.save(run.record)
+
+
+def _ray_facts(ray_plan: RayPlan) -> RayFacts:
+    return RayFacts(
         temp_dir=str(ray_plan.temp_dir),
         port=ray_plan.port,
         dashboard_port=ray_plan.dashboard_port,
@@ -388,5 +453,3 @@ def write_directory(prepared: Prepared, ray_plan: RayPlan) -> None:
         num_cpus=ray_plan.num_cpus,
         object_store_bytes=ray_plan.object_store_bytes,
     )
-    record.set_status("created")
-    record.save(run.record)

@@ -14,6 +14,8 @@ from verl_musa.errors import RunError
 from verl_musa.fileio import write_json
 
 Status = Literal["created", "preparing", "running", "succeeded", "failed", "interrupted"]
+GOING_ON = frozenset({"created", "preparing", "running"})
+"""A run with such a status has not ended, or was cut short without a word."""
 MASK = "***"
 _SECRET = re.compile(
     r"(token|secret|password|passwd|credential|api_?key|access_?key|private_?key)s?$", re.IGNORECASE
@@ -118,8 +120,40 @@ class ImageFacts(_Part):
     sha256: str
 
 
+class HostFacts(_Part):
+    """A host of an attempt on several hosts: its name, where ssh goes, and its address and interface in the training network."""
+
+    name: str
+    ssh: str
+    address: str
+    interface: str
+    hostname: str
+    head: bool = False
+
+
+class ClusterFacts(_Part):
+    """The hosts of a run on several hosts.
+
+    ``hosts``: those that may be used, in order and with their slots as a hostfile has them; those beyond ``nodes`` are spares.
+    ``shared``: the folder that all of them see.
+    """
+
+    nodes: int
+    devices_per_node: int
+    hosts: list[str]
+    head: str
+    site: str
+    shared: str
+    url: str = ""
+    retries: int = 0
+
+
 class Attempt(_Part):
-    """One start of the run; a resumed run has several."""
+    """One start of the run; a resumed run has several.
+
+    ``hosts``: of a run on several hosts, those that it ran on; ``lost``: host -> why it was lost; ``rejected``: a sentence for
+    each checkpoint that it could have gone on from, but for what is wrong with it.
+    """
 
     number: int
     started_at: str
@@ -130,6 +164,9 @@ class Attempt(_Part):
     runner: ProcessFacts
     ray: RayFacts | None = None
     submission_id: str | None = None
+    hosts: list[HostFacts] = []
+    lost: dict[str, str] = {}
+    rejected: list[str] = []
 
     @property
     def metrics_name(self) -> str:
@@ -160,6 +197,7 @@ class RunRecord(_Part):
     gate: GateFacts | None = None
     lock: LockFacts | None = None
     image: ImageFacts | None = None
+    cluster: ClusterFacts | None = None
     attempts: list[Attempt]
     summary: dict[str, Any] | None = None
 

@@ -136,6 +136,7 @@ def _lines(record: RunRecord) -> list[tuple[str, str]]:
         ("status", record.status),
         ("device", f"{device.count} x {device.type} ({kind}), {proven}"),
         *([("pools", _pools(record))] if device.pools else []),
+        *([("hosts", _hosts(record))] if record.cluster is not None else []),
         (
             "steps",
             f"{figure('steps', 'd')}, the last is {figure('last_step', 'd')} of {record.total_steps or '?'}",
@@ -155,6 +156,13 @@ def _lines(record: RunRecord) -> list[tuple[str, str]]:
         ("patches", _patch_counts(record)),
         ("correctness gate", _gate_counts(record)),
     ]
+
+
+def _hosts(record: RunRecord) -> str:
+    """The hosts of the last attempt, and those that were lost before."""
+    names = ", ".join(host.name for host in record.attempt.hosts) or "none came up"
+    lost = [name for attempt in record.attempts for name in attempt.lost]
+    return names + (f"; lost: {', '.join(dict.fromkeys(lost))}" if lost else "")
 
 
 def _pools(record: RunRecord) -> str:
@@ -224,13 +232,29 @@ def write_report(run: RunDirectory, record: RunRecord, card: Card | None = None)
         lines += [f"| {name} | {calls} |" for name, calls in record.device.mccl_calls.items()]
     lines += _gate_lines(run)
     lines += _patch_lines(record)
-    lines += ["", "## Attempts", "", "| | started (UTC) | from step | status |", "|---|---|---|---|"]
-    lines += [
-        f"| {a.number} | {a.started_at} | {a.resumed_from_step + 1} | {a.status} |" for a in record.attempts
-    ]
+    lines += _attempt_lines(record)
     lines += ["", "## Versions", "", "| package | version |", "|---|---|"]
     lines += [f"| {name} | {version} |" for name, version in record.versions.items()]
     write_atomic(run.report, "\n".join([*lines, ""]))
+
+
+def _attempt_lines(record: RunRecord) -> list[str]:
+    """The attempts; of a run on several hosts with these, those that were lost, and the checkpoints that were not good enough."""
+    lines = ["", "## Attempts", "", "| | started (UTC) | from step | status |", "|---|---|---|---|"]
+    lines += [
+        f"| {a.number} | {a.started_at} | {a.resumed_from_step + 1} | {a.status} |" for a in record.attempts
+    ]
+    if record.cluster is not None:
+        lines += ["", "## Hosts", "", "| attempt | hosts | lost |", "|---|---|---|"]
+    for attempt in record.attempts if record.cluster is not None else ():
+        names = ", ".join(f"{h.name} ({h.address}{', head' if h.head else ''})" for h in attempt.hosts) or "-"
+        lost = "; ".join(_cell(why) for why in dict.fromkeys(attempt.lost.values())) or "none"
+        lines.append(f"| {attempt.number} | {names} | {lost} |")
+    rejected = [(a.number, text) for a in record.attempts for text in a.rejected]
+    if rejected:
+        lines += ["", "## Checkpoints not gone on from", ""]
+        lines += [f"- attempt {number}: {_cell(text)}" for number, text in rejected]
+    return lines
 
 
 def print_card(card: Card, console: Console | None = None) -> None:

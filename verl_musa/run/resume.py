@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from verl_musa.cluster.processes import same_process_runs
 from verl_musa.errors import RunError
 from verl_musa.recipe import Recipe, dump_config
 from verl_musa.run.directory import RunDirectory
-from verl_musa.run.record import RunRecord
+from verl_musa.run.manifest import MANIFEST, Manifests, verify
+from verl_musa.run.record import GOING_ON, RunRecord
+from verl_musa.run.supervisor_state import sign_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 # What a resumed run may differ in by itself.
@@ -29,32 +32,52 @@ _MEGATRON_SHARDS = "*.distcp"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint of verl's, after training step ``step``."""
+    """A whole checkpoint of verl's, after training step ``step``; ``hashed``: its files are those that were written."""
 
     step: int
     path: Path
+    hashed: bool = False
 
 
-def find_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The last whole checkpoint in verl's checkpoint folder, and a sentence for each that is not whole.
+def find_checkpoint(folder: Path, progress: Callable[[str], None] = lambda _: None) -> tuple[Checkpoint | None, list[str]]:  # fmt: skip
+    """The last whole, readable checkpoint in verl's checkpoint folder, and a sentence for each that was rejected.
 
-    verl writes its tracker file last: what lies above the step named there was being written when the run ended.
+    verl writes its tracker file last: what lies above the step named there was being written when the run ended. The files are
+    held against the hashes that were taken when verl had finished (:mod:`verl_musa.run.manifest`).
     """
     problems: list[str] = []
-    steps = sorted(
-        (int(path.name.removeprefix("global_step_")), path)
-        for path in folder.glob("global_step_*")
-        if path.name.removeprefix("global_step_").isdigit()
-    )
     latest = _tracked(folder / TRACKER)
-    for step, path in reversed(steps):
+    for step, path in reversed(_steps(folder)):
         if step > latest:
             problems.append(f"checkpoint of step {step} ignored: verl had not finished writing it")
         elif lacking := _lacks(path):
             problems.append(f"checkpoint of step {step} ignored: {lacking}")
         else:
-            return Checkpoint(step, path), problems
+            progress(f"the files of the checkpoint of step {step}")
+            verdict = verify(path)
+            if not verdict.wrong:
+                return Checkpoint(step, path, verdict.hashed), problems
+            problems.append(f"checkpoint of step {step} ignored: {verdict.wrong}")
     return None, problems
+
+
+def manifests(folder: Path, tell: Callable[[str], None]) -> Manifests:
+    """What writes the hashes of verl's checkpoints below ``folder`` while they come."""
+
+    def finished() -> list[Path]:
+        latest = _tracked(folder / TRACKER)
+        return [path for step, path in _steps(folder) if step <= latest and not (path / MANIFEST).exists()]
+
+    return Manifests(finished, tell)
+
+
+def _steps(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints in verl's folder by their steps, in order."""
+    return sorted(
+        (int(path.name.removeprefix("global_step_")), path)
+        for path in folder.glob("global_step_*")
+        if path.name.removeprefix("global_step_").isdigit()
+    )
 
 
 def _tracked(path: Path) -> int:
@@ -112,14 +135,35 @@ def check_resumable(record: RunRecord, run: RunDirectory, recipe: Recipe) -> Non
             expected=" ".join(now),
             fix="check that version of the recipe out, or start a new run",
         )
+    if record.cluster is not None:
+        _refuse_supervised(record, run)
+        return
     runner = record.attempt.runner
-    if record.status in {"created", "preparing", "running"} and same_process_runs(runner.pid, runner.started):
+    if record.status in GOING_ON and same_process_runs(runner.pid, runner.started):
         raise RunError(
             "this run still goes on",
             where=str(run.path),
             found=f"its runner is process {runner.pid} on {record.host}",
             expected="a run that has ended",
             fix="wait for its end, or end it with Ctrl-C or `kill` of that process",
+        )
+
+
+def _refuse_supervised(record: RunRecord, run: RunDirectory) -> None:
+    """Raise RunError where the run's supervisor still works on it, unless it is this very process, which tries again."""
+    sign = sign_of(run)
+    if (
+        sign is not None
+        and sign.alive
+        and record.status in GOING_ON
+        and (not sign.here or sign.pid != os.getpid())
+    ):
+        raise RunError(
+            "this run still goes on",
+            where=str(run.path),
+            found=f"its supervisor is process {sign.pid} on {sign.host}",
+            expected="a run that has ended",
+            fix=f"look at it with `verl-musa follow {run.path.name}`, or end it with `verl-musa stop {run.path.name}`",
         )
 
 

@@ -11,36 +11,29 @@ from pathlib import Path
 from rich.console import Console
 
 from verl_musa.checks import Result
-from verl_musa.cluster.jobs_api import RayApiError
 from verl_musa.cluster.local_ray import LocalRay, RayPlan, make_temp_dir, ray_environment, start_ray
 from verl_musa.cluster.processes import OwnedProcesses
 from verl_musa.diagnose import failures, read_gate
-from verl_musa.errors import HostError, JobFailedError, VerlMusaError
+from verl_musa.errors import JobFailedError, VerlMusaError
 from verl_musa.observe.display import Display, open_display
-from verl_musa.observe.proof import mccl_calls, read_proofs
-from verl_musa.recipe import Resolved, Site
-from verl_musa.run import RunOptions, gate, plan_view
+from verl_musa.recipe import Recipe
+from verl_musa.run import RunOptions
 from verl_musa.run.directory import RunDirectory
-from verl_musa.run.finish import clean_up, write_metrics
-from verl_musa.run.follow import Follower, Limits
+from verl_musa.run.finish import clean_up
+from verl_musa.run.follow import Limits
+from verl_musa.run.ground import LocalGround
 from verl_musa.run.guardian import Guardian
-from verl_musa.run.launch import expectation, job_command, job_runtime_env, own_variables
-from verl_musa.run.patches import collect, plan_digest
-from verl_musa.run.prepare import Prepared, plan, prepare, several_hosts, write_directory
+from verl_musa.run.launch import job_command, own_variables
+from verl_musa.run.phases import conclude, follow_and_hold, submit
+from verl_musa.run.prepare import Prepared, plan, prepare, write_directory
 from verl_musa.run.record import Status
-from verl_musa.run.report import (
-    check_accepted,
-    differences_allowed,
-    print_card,
-    print_summary,
-    summarize,
-    write_report,
-)
+from verl_musa.run.resume import manifests
 from verl_musa.run.signals import InterruptedRunError, Signals
-from verl_musa.run.triage import triage_end
 
 INTERRUPTED = 130
 RAY_START_S = 420.0
+HASHES_S = 60.0
+"""Bound of hashing the last checkpoint at the end; without its hashes a resume only reads it."""
 
 
 class Runner:
@@ -76,9 +69,10 @@ class Runner:
     def _run(self) -> int:
         if address := os.environ.get("RAY_ADDRESS"):
             self._display.note(f"RAY_ADDRESS={address} is ignored: this run starts a Ray of its own")
-        if (several := several_hosts(self._options)) is not None:
-            self._plan(*several)
-            return 0
+        from verl_musa.run.several import several
+
+        if (found := several(self._options)) is not None:
+            return self._several(*found)
         prepared = prepare(self._options, self._display)
         self.run_directory = prepared.run
         if self._options.dry_run:
@@ -94,18 +88,20 @@ class Runner:
         self._attempt(prepared, ray_plan)
         return 0
 
-    def _plan(self, resolved: Resolved, site: Site) -> None:
-        """A recipe for several hosts: check it, show the whole plan, and say what is missing for the run itself.
+    def _several(self, options: RunOptions, recipe: Recipe) -> int:
+        """A run on several hosts: start its supervisor and show what it does; an interrupt ends only the showing.
 
         Raises:
-            VerlMusaError: a check failed, or, but for a dry run, what is missing.
+            VerlMusaError: a check failed, something is missing, or a host does not fit.
         """
-        plan_view.check(resolved, self._display)
-        self._display.close()
-        for line in plan_view.plan_lines(resolved):
-            self._display.note(line)
-        if not self._options.dry_run:
-            plan_view.refuse(resolved, site)
+        from verl_musa.run.several import start
+        from verl_musa.run.view import Viewer
+
+        run = start(options, recipe, self._display)
+        if run is None:
+            return 0
+        self.run_directory = run
+        return Viewer(run, self._display, quiet=options.gate == "only").show()
 
     def _describe(self, prepared: Prepared) -> None:
         """A dry run: write the directory of a new run and say what would be done."""
@@ -156,39 +152,18 @@ class Runner:
         record.save(run.record)
         own = own_variables(prepared.recipe, run, record.attempt, prepared.switches)
         ray = self._start_ray(prepared, ray_plan, own)
-        submission_id = f"{run.path.name}-{record.attempt.number}"
+        submission_id = submit(ray.api, prepared, own)
+        hashes = manifests(run.checkpoints, self._display.note)
+
+        def tend() -> None:
+            guardian.ensure()
+            hashes.tend()
+
         try:
-            ray.api.submit(
-                shlex.join(job_command(prepared.recipe, run)),
-                submission_id=submission_id,
-                runtime_env=job_runtime_env(prepared.resolved, own),
-                metadata={"verl_musa_run": run.path.name},
-            )
-        except RayApiError as error:
-            raise HostError("Ray does not take the job", where=ray_plan.url, found=str(error),
-                            expected="a submission id", fix=f"read the logs of Ray in {run.logs}") from error  # fmt: skip
-        record.attempt.submission_id = submission_id
-        record.set_status("running")
-        record.save(run.record)
-        Follower(
-            run=run,
-            record=record,
-            ray=ray,
-            owned=owned,
-            display=self._display,
-            submission_id=submission_id,
-            expected={**expectation(prepared.recipe), "patch_plan": plan_digest(prepared.patches)},
-            differences=differences_allowed(prepared.recipe),
-            limits=self._limits,
-            tend=guardian.ensure,
-            gate_only=prepared.gate == "only",
-        ).follow()
-        record.device.mccl_calls = mccl_calls(run.proofs)
-        collect(run, record, prepared.patches)
-        rows = write_metrics(run, record)
-        gate.require_ran(run, prepared.gate)
-        if prepared.gate != "only":
-            check_accepted(prepared.recipe, record, summarize(rows, record))
+            ground = LocalGround(ray, owned)
+            follow_and_hold(prepared, ground, submission_id, self._display, limits=self._limits, tend=tend)
+        finally:
+            hashes.finish(timeout_s=HASHES_S)
 
     def _start_ray(self, prepared: Prepared, ray_plan: RayPlan, own: dict[str, str]) -> LocalRay:
         self._display.phase("Ray starts")
@@ -210,43 +185,30 @@ class Runner:
         status: Status,
         reason: str | None,
     ) -> None:
-        run, record = prepared.run, prepared.record
         self._display.note("ending the processes of this run")
-        problems = clean_up(run, record, owned)
-        record.device.mccl_calls = mccl_calls(run.proofs)
-        record.device.workers = read_proofs(run.proofs)
-        try:
-            record.summary = summarize(write_metrics(run, record), record)
-        except VerlMusaError as error:
-            problems.append(str(error))
-        try:
-            gate.settle(run, record, prepared.gate, prepared.golden)
-        except VerlMusaError as error:
-            problems.append(str(error))
-        record.set_status(status, reason)
-        record.save(run.record)
-        guardian.release()
-        card = triage_end(run, record, problems.append)
-        self._display.close()
-        for problem in problems:
-            self._display.note(problem)
-        write_report(run, record, card)
-        if prepared.gate != "only":
-            print_summary(run, record)
-        if card is not None:
-            print_card(card, Console(stderr=True, highlight=False) if prepared.gate == "only" else None)
+        problems = clean_up(prepared.run, prepared.record, owned)
+        conclude(prepared, status, reason, self._display, problems, settled=guardian.release)
 
 
 def gate_only(options: RunOptions) -> tuple[list[Result], Path]:
     """Run a job that ends after its gate; see :func:`verl_musa.run.gate_recipe`."""
     runner = Runner(options, display=open_display(Console(stderr=True, soft_wrap=True, highlight=False)))
     try:
-        if runner.run() == INTERRUPTED:
-            raise KeyboardInterrupt
+        code = runner.run()
     except JobFailedError:
         run = runner.run_directory
         if run is None or not failures(read_gate(run.gate)):
             raise
+        code = 0
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     if runner.run_directory is None:
         raise AssertionError("a runner that ended well has a run directory")
-    return read_gate(runner.run_directory.gate), runner.run_directory.path
+    results = read_gate(runner.run_directory.gate)
+    if code and not failures(results):  # on several hosts, whose supervisor has told the reason
+        raise JobFailedError(
+            "the job failed before the gate had its say",
+            where=str(runner.run_directory.path),
+            fix="see report.md there",
+        )
+    return results, runner.run_directory.path

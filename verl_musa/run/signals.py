@@ -38,6 +38,10 @@ class Signals:
         """From now on no signal interrupts."""
         self._held = True
 
+    def listen(self) -> None:
+        """A signal interrupts again."""
+        self._held = False
+
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._held:
             sys.stderr.write("still ending the processes of this run, one moment\n")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_musa.diagnose.triage_card import Card
+from verl_musa.diagnose.triage_card import Card, Where
 from verl_musa.errors import RunError, VerlMusaError
 from verl_musa.fileio import write_json
 from verl_musa.run.directory import RunDirectory
-from verl_musa.run.record import RunRecord, load_record
+from verl_musa.run.record import HostFacts, RunRecord, load_record
 
 if TYPE_CHECKING:
     from verl_musa.diagnose.triage_sources import Clock, RunFacts
@@ -39,9 +39,19 @@ def triage_run(run: RunDirectory, record: RunRecord, *, seconds: float | None = 
         ended=_seconds(attempt.ended_at),
         attempt=attempt.number,
         clocks=clocks,
+        hosts={host.name: host.address for host in attempt.hosts},
     )
     card = triage.triage_run(facts, seconds=seconds)
-    return replace(card, notes=(*card.notes, *notes))
+    return replace(card, where=_named(card.where, attempt.hosts), notes=(*card.notes, *notes))
+
+
+def _named(where: Where, hosts: Sequence[HostFacts]) -> Where:
+    """The place with the host's name, where the logs have its address or what it calls itself."""
+    for host in hosts:
+        if where.host in {host.address, host.ssh, host.hostname} and where.host != host.name:
+            text = where.text.replace(f"host {where.host}", f"host {host.name} ({host.address})", 1)
+            return replace(where, host=host.name, text=text)
+    return where
 
 
 def triage_named(run: RunDirectory) -> Card:

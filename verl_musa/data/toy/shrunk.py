@@ -99,7 +99,7 @@ def make_assets(
         )
     # The recipes train in bfloat16, from weights in it.
     models.save(model.to(torch.bfloat16), tokenizer, work / "model")
-    to_mcore(ToMcore(source=work / "model", output=work / "mcore", jobs=1))
+    to_mcore(ToMcore(source=work / "model", output=work / "mcore", dtype="bfloat16", jobs=1))
     for split, problems in zip(("train", "val"), (train, val), strict=True):
         sums.write_parquet(work / f"{split}.parquet", problems, data_source=f"{recipe}/sim", split=split)
     publish.write_manifest(work, recipe, seed, {"pretraining": asdict(plan), "val_reward": found})

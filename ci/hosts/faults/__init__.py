@@ -1,0 +1,95 @@
+"""Faults to put into hosts: each really happens, and ends with its ``with`` block.
+
+The first line of each says what a user sees, and what it stands for.
+"""
+
+from ci.hosts.faults.files import (
+    different_file,
+    full_disk,
+    missing_path,
+    no_inodes,
+    read_only,
+    small_shm,
+    unreadable_path,
+    unshared_root,
+)
+from ci.hosts.faults.login import (
+    clock_skew,
+    environment,
+    host_key_changed,
+    low_pids,
+    low_ulimit,
+    noisy_login,
+    proxy,
+    python_missing,
+    sshd_hangs,
+    sshd_stopped,
+    wrong_key,
+)
+from ci.hosts.faults.names import head_is_loopback, name_resolves_differently
+from ci.hosts.faults.network import (
+    interface_down,
+    interface_renamed,
+    large_packets_lost,
+    management_closed,
+    mtu_differs,
+    one_way,
+    port_drop,
+    port_reject,
+    slow_link,
+    unreachable,
+    wrong_route,
+)
+from ci.hosts.faults.processes import (
+    frozen,
+    killed,
+    killed_host,
+    pids_of,
+    port_taken,
+    started,
+)
+from ci.hosts.faults.software import changed_file, other_python, other_version
+
+__all__ = [
+    "changed_file",
+    "clock_skew",
+    "different_file",
+    "environment",
+    "frozen",
+    "full_disk",
+    "head_is_loopback",
+    "host_key_changed",
+    "interface_down",
+    "interface_renamed",
+    "killed",
+    "killed_host",
+    "large_packets_lost",
+    "low_pids",
+    "low_ulimit",
+    "management_closed",
+    "missing_path",
+    "mtu_differs",
+    "name_resolves_differently",
+    "no_inodes",
+    "noisy_login",
+    "one_way",
+    "other_python",
+    "other_version",
+    "pids_of",
+    "port_drop",
+    "port_reject",
+    "port_taken",
+    "proxy",
+    "python_missing",
+    "read_only",
+    "slow_link",
+    "small_shm",
+    "sshd_hangs",
+    "sshd_stopped",
+    "started",
+    "unreachable",
+    "unreadable_path",
+    "unshared_root",
+    "wrong_key",
+    "wrong_route",
+]
