@@ -11,11 +11,12 @@ import sys
 
 from verl_musa.data.toy import shrunk
 
-# Proportions of the real model: query heads to key/value heads, MLP to hidden, experts of three eighths of hidden, 8 of them a token.
+# Proportions of the real model: query heads to key/value heads, MLP to hidden, 8 experts a token. Experts are as wide as hidden, not three
+# eighths of it: SGLang on a CPU pads each rank's part to 32, and a rank that holds nothing but padding shows nothing.
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 192,
-    "moe_intermediate_size": 24,
+    "moe_intermediate_size": 64,
     "num_experts": 32,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 2,

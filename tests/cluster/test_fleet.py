@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from verl_musa.cluster import agent
 from verl_musa.cluster.fleet import MARK, failure, members, try_members
 from verl_musa.cluster.hosts import Host
 from verl_musa.errors import HostError
@@ -32,6 +33,10 @@ def facts(host: str, **changes: Any) -> dict[str, Any]:
         "utc_offset_s": 28800,
         **changes,
     }
+
+
+def test_both_sides_mark_an_answer_alike() -> None:
+    assert agent.MARK == MARK
 
 
 def clock() -> float:

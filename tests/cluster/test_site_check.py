@@ -15,7 +15,7 @@ from verl_musa.cluster.site_check import check_site
 
 GOOD: dict[str, Any] = {
     "schema": 1,
-    "shared": "/mnt/shared",
+    "shared": "/common",
     "head": "a",
     "hosts": [{"name": "a", "address": "192.0.2.1", "training": "198.51.100.1"}, {"name": "b", "address": "192.0.2.2", "training": "198.51.100.2"}],
     "networks": {"management": "192.0.2.0/24", "training": "198.51.100.0/24"},

@@ -215,7 +215,8 @@ class Hosts(LocalGround):
     def lost(self) -> Lost | None:
         return self.gone if self.at is not None and self.looks >= self.at else None
 
-    def blame(self) -> Lost | None:
+    def blame(self, said: str) -> Lost | None:
+        assert said
         return self.gone
 
 

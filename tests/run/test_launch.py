@@ -121,3 +121,44 @@ def test_extras_join_the_path_of_the_job_alone(
     assert found == os.pathsep.join([str(tmp_path / "aside" / "megatron"), "mine"])
     assert launch.job_runtime_env(plain, {})["env_vars"]["PYTHONPATH"] == "mine"
     assert launch.job_runtime_env(resolved(run), {})["env_vars"] == {}
+
+
+def test_on_several_hosts_the_script_hands_the_same_job_to_a_ray_that_is_up(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "ray").write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" > "$RAY_TOLD"\n', encoding="utf-8")
+    (tools / "ray").chmod(0o755)
+    hostile = 'a"; touch no; echo `id` $HOME'
+    environment = {
+        "env_vars": {"SETTING": hostile, "FAKE_API_KEY": "opensesame"},
+        "worker_process_setup_hook": "a.b",
+    }
+    script = tmp_path / "launch.sh"
+    script.write_text(launch.submit_script(["python", "-m", "trainer", hostile], environment))
+    assert "opensesame" not in script.read_text()
+    given = {
+        "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "RAY_TOLD": str(tmp_path / "told"),
+    }
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        command = [shutil.which("bash") or "bash", str(script), "extra=1"]
+        return subprocess.run(
+            command,
+            env={**given, **more},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert "RAY_JOBS_ADDRESS" in run().stderr
+    assert "FAKE_API_KEY" in run(RAY_JOBS_ADDRESS="http://192.0.2.11:8265").stderr
+    done = run(RAY_JOBS_ADDRESS="http://192.0.2.11:8265", FAKE_API_KEY="opensesame")
+    assert done.returncode == 0, done.stderr
+    told = (tmp_path / "told").read_text().split("\0")[:-1]
+    assert told[:4] == ["job", "submit", "--address", "http://192.0.2.11:8265"]
+    assert json.loads(told[told.index("--runtime-env-json") + 1]) == environment
+    assert told[told.index("--") + 1 :] == ["python", "-m", "trainer", hostile, "extra=1"]
+    assert not (tmp_path / "no").exists()

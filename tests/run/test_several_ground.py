@@ -105,7 +105,7 @@ def test_hosts_that_are_well_are_not_lost(make: Make) -> None:
     ground, *_ = make()
     assert ground.lost() is None  # before the first look
     assert looked(ground).lost() is None
-    assert ground.blame() is None
+    assert ground.blame("") is None
 
 
 def test_a_look_never_waits_and_comes_at_its_interval(make: Make) -> None:
@@ -164,7 +164,7 @@ def test_a_head_that_is_silent_both_ways_is_lost_at_the_second_look(make: Make) 
 
 def test_blame_names_a_silent_host_once_its_bound_has_run_out(make: Make) -> None:
     ground, *_ = make(node2=255)
-    assert "node2 is lost: it does not answer ssh" in str(ground.blame())
+    assert "node2 is lost: it does not answer ssh" in str(ground.blame(""))
 
 
 def test_blame_waits_for_what_ray_says(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,21 @@ def test_blame_waits_for_what_ray_says(make: Make, monkeypatch: pytest.MonkeyPat
         api.rows[1] = row(2, "DEAD", state_message=DEAD)
 
     vars(ground)["_pause"] = later
-    assert DEAD in str(ground.blame())
+    assert DEAD in str(ground.blame(""))
+
+
+def test_blame_gives_ray_time_where_the_words_smell_of_a_lost_host(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several_ground, "BLAME_S", 60.0)
+    ground, _, api, _ = make()
+
+    def later(_: float) -> None:
+        api.rows[1] = row(2, "DEAD", state_message=DEAD)
+
+    vars(ground)["_pause"] = later
+    assert ground.blame("ValueError: the loss is not a number") is None
+    assert DEAD in str(ground.blame("ActorUnavailableError: Socket closed rpc_code: 14"))
 
 
 def test_a_node_that_came_back_is_not_lost(make: Make) -> None:

@@ -317,10 +317,12 @@ class Follower:
             )
         if (stopped := stopped_by_gate(self.run)) is not None:
             return stopped
-        if (lost := self.ground.blame()) is not None:
-            return self._host_lost(lost)
         if self._deaths:
             return self._worker_died()
+        if (
+            lost := self.ground.blame(f"{job.message}\n{self.ground.driver_said(self.submission_id)}")
+        ) is not None:
+            return self._host_lost(lost)
         return self._driver_failed(job)
 
     def _driver_failed(self, job: Job) -> JobFailedError:
@@ -341,7 +343,10 @@ class Follower:
     def _worker_died(self) -> JobFailedError:
         if (stopped := stopped_by_gate(self.run)) is not None:
             return stopped  # the workers of a job that ends itself may go before its state says so
-        if (lost := self.ground.blame()) is not None:
+        said = "\n".join(
+            [*(death.cause for death in self._deaths.values()), self.ground.driver_said(self.submission_id)]
+        )
+        if (lost := self.ground.blame(said)) is not None:
             return self._host_lost(lost)
         first, *others = self._deaths.values()
         also = "".join(f"\n  and {other.who} (pid {other.pid})" for other in others[:3])

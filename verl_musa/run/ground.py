@@ -47,8 +47,11 @@ class Ground(Protocol):
         """Hosts that are lost, as far as the last look tells."""
         ...
 
-    def blame(self) -> Lost | None:
-        """The same once something has gone wrong: asks all hosts, and waits for their answers within a bound."""
+    def blame(self, said: str) -> Lost | None:
+        """The same once something has gone wrong: asks all hosts, and waits for their answers within a bound.
+
+        ``said``: the words of what went wrong; where they smell of a lost host, Ray is given the time to notice it.
+        """
         ...
 
     def describe(self, actor: Mapping[str, Any]) -> Death:
@@ -113,7 +116,7 @@ class LocalGround:
         """See :class:`Ground`; the only host is never lost."""
         return None
 
-    def blame(self) -> Lost | None:
+    def blame(self, said: str) -> Lost | None:  # noqa: ARG002
         """See :class:`Ground`."""
         return None
 

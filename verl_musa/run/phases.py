@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from verl_musa.checks import Result
+from verl_musa.checks import Status as Verdict
 from verl_musa.cluster.jobs_api import JobsApi, RayApiError
 from verl_musa.diagnose.triage_card import Card
 from verl_musa.errors import HostError, VerlMusaError
@@ -137,3 +139,28 @@ def conclude(
     if show and card is not None:
         print_card(card, Console(stderr=True, highlight=False) if prepared.gate == "only" else None)
     return card
+
+
+def tell_results(what: str, results: Sequence[Result], display: Display) -> None:
+    """Show what is not OK, host by host.
+
+    Raises:
+        HostError: a check failed.
+    """
+    bad = [result for result in results if result.status is not Verdict.OK]
+    for result in bad:
+        display.note(
+            f"{result.status.value} {result.host} {result.check}: {result.evidence}"
+            + (f" -> {result.fix}" if result.fix else "")
+        )
+    display.note(f"{what}: {len(results)} checks, {len(bad)} not OK")
+    failed = [result for result in bad if result.status is Verdict.FAIL]
+    if failed:
+        first = failed[0]
+        raise HostError(
+            f"{what}: {len(failed)} checks failed, first {first.check}",
+            where=first.host or None,
+            found=first.evidence,
+            expected=first.looks_at,
+            fix=first.fix,
+        )

@@ -194,12 +194,21 @@ def gate_only(options: RunOptions) -> tuple[list[Result], Path]:
     """Run a job that ends after its gate; see :func:`verl_musa.run.gate_recipe`."""
     runner = Runner(options, display=open_display(Console(stderr=True, soft_wrap=True, highlight=False)))
     try:
-        if runner.run() == INTERRUPTED:
-            raise KeyboardInterrupt
+        code = runner.run()
     except JobFailedError:
         run = runner.run_directory
         if run is None or not failures(read_gate(run.gate)):
             raise
+        code = 0
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     if runner.run_directory is None:
         raise AssertionError("a runner that ended well has a run directory")
-    return read_gate(runner.run_directory.gate), runner.run_directory.path
+    results = read_gate(runner.run_directory.gate)
+    if code and not failures(results):  # on several hosts, whose supervisor has told the reason
+        raise JobFailedError(
+            "the job failed before the gate had its say",
+            where=str(runner.run_directory.path),
+            fix="see report.md there",
+        )
+    return results, runner.run_directory.path

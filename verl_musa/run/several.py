@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from verl_musa.checks import Result, Status
 from verl_musa.cluster.bring_up import take_down
 from verl_musa.cluster.fleet import Fleet
 from verl_musa.cluster.preflight import look, write_clocks
@@ -18,6 +17,7 @@ from verl_musa.recipe import Recipe, Resolved, Site, ensure_assets, load_site, r
 from verl_musa.run import RunOptions, plan_view
 from verl_musa.run.directory import RunDirectory, new_run_id
 from verl_musa.run.layout import Layout, lay_out, wants_several
+from verl_musa.run.phases import tell_results
 from verl_musa.run.prepare import Prepared, chosen_recipe, prepare, write_directory
 from verl_musa.run.record import load_record
 from verl_musa.run.runs import find_named
@@ -63,7 +63,8 @@ def start(options: RunOptions, recipe: Recipe, display: Display) -> RunDirectory
         ensure_assets(recipe, progress=display.note, cache=layout.cache)
     planned = _planned(options, recipe, site, layout)
     plan_view.check(planned, display)
-    display.close()
+    if options.dry_run:
+        display.close()
     for line in plan_view.plan_lines(planned):
         display.note(line)
     if options.dry_run:
@@ -134,25 +135,5 @@ def preflight(prepared: Prepared, layout: Layout, display: Display) -> Mapping[s
         run_id=prepared.run.path.name,
         hold_lock=False,
     )
-    _tell(found.results, display)
+    tell_results("preflight", found.results, display)
     return found.clocks
-
-
-def _tell(results: Sequence[Result], display: Display) -> None:
-    bad = [result for result in results if result.status is not Status.OK]
-    for result in bad:
-        display.note(
-            f"{result.status.value} {result.host} {result.check}: {result.evidence}"
-            + (f" -> {result.fix}" if result.fix else "")
-        )
-    display.note(f"preflight: {len(results)} checks, {len(bad)} not OK")
-    failed = [result for result in bad if result.status is Status.FAIL]
-    if failed:
-        first = failed[0]
-        raise HostError(
-            f"preflight: {len(failed)} checks failed, first {first.check}",
-            where=first.host or None,
-            found=first.evidence,
-            expected=first.looks_at,
-            fix=first.fix,
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -19,6 +20,10 @@ ASK_S = 25.0
 BLAME_S = 45.0
 """Longest wait for what became of a silent host: Ray calls it dead after about 20 s."""
 TWICE = 2
+_SMELLS = re.compile(
+    r"ActorUnavailable|Socket closed|NodeDied|ObjectLost|OwnerDied|has been unavailable|too many heartbeats|[Nn]ode\b.{0,80}(?:died|dead|removed|unreachable|terminated)"
+)
+"""What Ray says of an actor whose host went, before it has noticed that itself."""
 DRIVER_LINES = 25
 
 
@@ -129,8 +134,12 @@ class SeveralGround:
             if node.get("state") == "DEAD" and str(node.get("node_ip")) not in alive
         }
 
-    def blame(self) -> Lost | None:
-        """Ask all hosts until each has said that its Ray runs, one of them is lost, or the bound has run out."""
+    def blame(self, said: str) -> Lost | None:
+        """Ask all hosts until each has said that its Ray runs, one of them is lost, or the bound has run out.
+
+        Where ``said`` smells of a lost host although all answer (a network that is gone, a firewall), Ray gets the whole bound.
+        """
+        patient = _SMELLS.search(said) is not None
         deadline = time.monotonic() + BLAME_S
         while True:
             if self._looking is not None:
@@ -145,7 +154,7 @@ class SeveralGround:
                     if self._silent.get(m.name)
                 }
                 well = not silent and self._nodes_ok and not missing_nodes(self.cluster, self._nodes)
-            if well:
+            if well and not patient:
                 return None
             if time.monotonic() > deadline:
                 return (

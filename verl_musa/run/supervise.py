@@ -26,6 +26,7 @@ from rich.console import Console
 from verl_musa.cluster.bring_up import Cluster, bring_up, forget_record, keep_record, owner, take_down
 from verl_musa.cluster.fleet import Fleet, Member, members, try_members
 from verl_musa.cluster.jobs_api import JobsApi, RayApiError
+from verl_musa.cluster.preflight.afterwards import Wish, look_afterwards
 from verl_musa.cluster.ssh import Remote, Ssh
 from verl_musa.diagnose import triage_card
 from verl_musa.errors import HostLostError, JobFailedError, VerlMusaError
@@ -35,9 +36,9 @@ from verl_musa.run import RunOptions
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.events import EventDisplay, events_file
 from verl_musa.run.follow import Limits
-from verl_musa.run.launch import own_variables
+from verl_musa.run.launch import BACKENDS, job_runtime_env, own_variables
 from verl_musa.run.layout import Layout, lay_out
-from verl_musa.run.phases import conclude, follow_and_hold, submit
+from verl_musa.run.phases import conclude, follow_and_hold, submit, tell_results
 from verl_musa.run.prepare import Prepared, prepare_retry, restore, write_directory
 from verl_musa.run.record import HostFacts, ProcessFacts, Status, load_record
 from verl_musa.run.resume import manifests
@@ -52,6 +53,8 @@ RETURN_S = 900.0
 LOOK_S = 10.0
 JOB_STOP_S = 20.0
 HASHES_S = 120.0
+PROBE_S = 240.0
+"""Bound of the probe in Ray; it ends within half a minute on hosts that have nothing else to do."""
 INTERRUPTED = 130
 
 
@@ -162,10 +165,12 @@ class Supervisor:
         cluster = self._cluster(prepared, members(self._fleet, layout.hosts, self._site, time.time))
         self._note_hosts(prepared, cluster)
         keep_record(cluster, self._site)
-        bring_up(cluster, self._fleet, self._told())
+        bring_up(
+            cluster, self._fleet, self._told(), health_s=0
+        )  # the probe looks again after the health interval
         note(f"Ray is up on {len(cluster.members)} hosts with {cluster.num_gpus} devices each: {cluster.url}")
-        probe(cluster, prepared, self._display)
         own = own_variables(prepared.recipe, run, record.attempt, prepared.switches)
+        probe(cluster, prepared, own, self._display, self._site.python)
         submission_id = submit(JobsApi(cluster.url), prepared, own, self._site.python)
         hashes = manifests(run.checkpoints, note)
 
@@ -305,9 +310,30 @@ def stop_job(api: JobsApi, submission_id: str, *, timeout_s: float = JOB_STOP_S)
     return False
 
 
-def probe(cluster: Cluster, prepared: Prepared, display: EventDisplay) -> None:
-    """What is looked at once Ray is up and before the job: the place for verl_musa.cluster.preflight's probe job."""
-    del cluster, prepared, display
+def probe(
+    cluster: Cluster, prepared: Prepared, own: dict[str, str], display: EventDisplay, python: str | None
+) -> None:
+    """Look at a Ray that is up before the job is handed in: its nodes twice, and a small job that moves data between all hosts.
+
+    Raises:
+        HostError: a check failed.
+    """
+    recipe = prepared.recipe
+    wish = Wish(
+        hosts={member.name: member.address for member in cluster.members},
+        devices=cluster.num_gpus,
+        runtime_env=job_runtime_env(prepared.resolved, own),
+        backend="gloo" if recipe.device.simulated else BACKENDS[recipe.device.type],
+        device=recipe.device.type if recipe.trainer.module.startswith("verl.") else None,
+        simulated=recipe.device.simulated,
+        python=python or sys.executable,
+        seconds=PROBE_S,
+        metadata={"verl_musa_run": prepared.run.path.name},
+    )
+    display.phase("a probe of the hosts in Ray: nodes, data between all of them, platform")
+    tell_results(
+        "probe of the hosts in Ray", look_afterwards(JobsApi(cluster.url), wish, display.phase), display
+    )
 
 
 def options_json(options: RunOptions) -> str:

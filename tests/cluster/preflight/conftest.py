@@ -50,7 +50,7 @@ def parts_of(number: int) -> dict[str, Any]:
             "memory_mib": {"available": 900_000, "group_left": None},
             "limits": {"nofile": [1048576, 1048576], "nproc": [-1, -1], "memlock": [-1, -1]},
             "pids": {"max": None, "current": None, "file": None},
-            "space": {"temporary": {"value": disk}, "shared": {"value": {**disk, "path": "/mnt/shared"}}, "shm": {"value": {**disk, "path": "/shm"}}},
+            "space": {"temporary": {"value": disk}, "shared": {"value": {**disk, "path": "/common"}}, "shm": {"value": {**disk, "path": "/shm"}}},
             "environment": {},
         },
         "site": {
@@ -100,7 +100,7 @@ def calls_of(number: int, count: int, ports: Sequence[int] = (6379, 6381, 40000)
 
 def files_of(paths: Mapping[str, str]) -> dict[str, Any]:
     """The data part of a healthy host."""
-    mount = {"point": "/mnt/shared", "kind": "nfs4", "source": "filer:/export", "device": "0:55", "root": "/"}
+    mount = {"point": "/common", "kind": "nfs4", "source": "filer:/export", "device": "0:55", "root": "/"}
     fact = {"exists": True, "kind": "folder", "readable": True, "mount": mount, "files": 2, "bytes": 30, "names": "9a9e5", "unreadable": [],
             "listed": {"a": 10, "b": 20}, "sampled": {"a": "aa", "b": "bb"}}  # fmt: skip
     return {
@@ -127,9 +127,9 @@ def make_resolved(make_recipe: MakeRecipe, tmp_path: Path) -> MakeResolved:
 
     def make(env: Mapping[str, str] | None = None, **options: Any) -> Resolved:
         recipe = load_recipe(str(make_recipe(**options)))
-        model = recipe.model.model_copy(update={"path": "/mnt/shared/model"})
+        model = recipe.model.model_copy(update={"path": "/common/model"})
         data = recipe.data.model_copy(
-            update={"train": ("/mnt/shared/train.parquet",), "val": ("/data/val.parquet",)}
+            update={"train": ("/common/train.parquet",), "val": ("/data/val.parquet",)}
         )
         recipe = recipe.model_copy(update={"model": model, "data": data})
         return Resolved(recipe=recipe, run_dir=tmp_path / "run", assets_dir=None, overrides=(), config={},
@@ -161,7 +161,7 @@ def make_view() -> MakeView:
 
         place = Site.model_validate(
             {
-                "shared": "/mnt/shared",
+                "shared": "/common",
                 "networks": {"management": "192.0.2.0/24", "training": "198.51.100.0/24"},
                 **(site or {}),
             }

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from verl_musa.cluster.preflight import probe_data, probe_host, probe_net
+from verl_musa.cluster.preflight.phases import PULL
 from verl_musa.cluster.preflight.probe import MARK, each_within, within
 from verl_musa.cluster.preflight.program import (
     ARGV,
@@ -227,7 +228,7 @@ def _mesh(
     addresses: dict[str, str],
     listen: dict[str, list[int]],
     expected: list[int],
-    seconds: float = 4.0,
+    seconds: float = 12.0,
     **other: Any,
 ) -> dict[str, dict[str, Any]]:
     """Run the mesh part for each of some addresses of this machine at once."""
@@ -240,7 +241,7 @@ def _mesh(
         parameters = {
             "until": until, "nonce": "n0nce", "me": name, "address": addresses[name], "listen": listen[name],
             "dial": [{"host": peer, "address": addresses[peer], "ports": expected} for peer in peers],
-            "expect": dict.fromkeys(peers, listen[name]),
+            "expect": {peer: [*listen[name], *([PULL] if names[names.index(peer) + 1 - len(names)] == name else [])] for peer in peers},
             "pulls": [{"host": following, "address": addresses[following], "port": expected[-1]}], "payload": 2**20, **other,
         }  # fmt: skip
         return dict(_run(MESH, parameters)["parts"]["mesh"]["value"])

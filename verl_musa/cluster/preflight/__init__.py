@@ -6,7 +6,6 @@ looks at.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +33,7 @@ from verl_musa.cluster.preflight.phases import (
     make_calls,
 )
 from verl_musa.cluster.preflight.table import render
-from verl_musa.cluster.preflight.view import Clock, MissingFactError, View, check_hosts, training_address
+from verl_musa.cluster.preflight.view import Clock, View, check_hosts, training_address
 from verl_musa.cluster.ssh import Remote
 from verl_musa.errors import HostError
 from verl_musa.fileio import write_json
@@ -173,13 +172,8 @@ def _addresses(view: View) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _on_their_hosts(view: View) -> dict[str, str]:
-    """The addresses that are really on their hosts: calls to others would say nothing but what net.address says."""
-    found = {}
-    for host in view.answering:
-        with contextlib.suppress(MissingFactError):
-            view.interface(host)
-            found[host.name] = view.addresses[host.name]
-    return found
+    """The addresses that hosts can be called by: calls to others would say nothing but what net.address or net.management says."""
+    return {host.name: view.addresses[host.name] for host in view.answering if view.sound(host)}
 
 
 def write_clocks(path: Path, clocks: Mapping[str, Clock]) -> None:

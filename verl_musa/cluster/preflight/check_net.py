@@ -6,6 +6,7 @@ import ipaddress
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from verl_musa.checks import Finding, fail, ok, warn
@@ -54,14 +55,10 @@ def _address(view: View, host: Host) -> Finding:
 
 
 def _placed(view: View, host: Host) -> bool:
-    """Whether the training address is on the host; where it is not, net.address says so and nothing more is to be learnt."""
+    """Whether the training address is on the host; where it is not, net.address or net.management says so."""
     if host.name not in view.parts or "value" not in view.parts[host.name].get("net", {}):
         return True  # the check then says that it is not known
-    try:
-        view.interface(host)
-    except MissingFactError:
-        return False
-    return True
+    return view.sound(host)
 
 
 def _interface(view: View, host: Host) -> Finding | None:
@@ -87,12 +84,7 @@ def _management(view: View, host: Host) -> Finding | None:
     network, address = view.site.networks.management, view.addresses.get(host.name)
     if network is None or address is None:
         return None
-    try:
-        name, _ = view.interface(host)
-    except MissingFactError:
-        name = ""
-    same = network == view.site.networks.training
-    if not same and (in_network(address, network) or name == network):
+    if view.in_management(host):
         return fail(
             f"{address} is in the management network {network}",
             "give the training network: networks.training, or the host's own `training`",
@@ -246,10 +238,14 @@ def _adapter(view: View, host: Host) -> Finding | None:
 def _names(view: View, host: Host) -> Finding | None:
     mine = view.part(host, "net")["names"]
     heads = view.part(view.head, "net")["names"]
-    differ = []
+    needed = {one.address for one in view.hosts}
+    differ, silent = [], []
     for name, said in mine.items():
-        if "error" in said:
+        if "error" in said and name in needed:
             return fail(f"{name}: {said['error']}", "the name server does not answer: see /etc/resolv.conf")
+        if "error" in said:
+            silent.append(name)
+            continue
         theirs = heads.get(name, {}).get("value")
         # Debian gives a host's own name a loopback address; that is looked at below.
         if (
@@ -263,6 +259,11 @@ def _names(view: View, host: Host) -> Finding | None:
             )
     if differ:
         return fail("; ".join(differ[:3]), "make /etc/hosts or the name server the same on all hosts")
+    if silent:
+        return warn(
+            f"no answer for {', '.join(silent[:4])}",
+            "see /etc/resolv.conf: whatever asks for a name waits that long",
+        )
     own = view.part(host, "net")["own_name"].get("value") or []
     if own and all(is_loopback(address) for address in own) and len(view.hosts) > 1:
         return warn(f"its own name is {', '.join(own)}: what asks for it gives others an address that they cannot reach",
@@ -418,45 +419,57 @@ def _blamed(pulls: Sequence[Pull], bad: Sequence[Pull]) -> dict[str, list[Pull]]
     return found
 
 
+@lru_cache(maxsize=2)
+def _transfers(view: View) -> tuple[list[Pull], float, dict[str, list[Pull]], dict[str, list[Pull]]]:
+    """All transfers, the median of their rates, and who is blamed for those that stall and those that are slow."""
+    pulls = _pulls(view)
+    usual = statistics.median(one.rate for one in pulls) if pulls else 0.0
+    stalled = _blamed(pulls, [one for one in pulls if one.stalled])
+    return (
+        pulls,
+        usual,
+        stalled,
+        _blamed(pulls, [one for one in pulls if one.slow(usual) and not one.stalled]),
+    )
+
+
 def _transfer(view: View, host: Host) -> Finding | None:
     """Whether large data moves as between the others; small calls pass where large ones are lost to a wrong MTU."""
-    pulls = _pulls(view)
+    pulls, usual, stalled, slow = _transfers(view)
     own = [one for one in pulls if host.name in {one.sender, one.receiver}]
     if not own:
         return None
-    usual = statistics.median(one.rate for one in pulls)
-    stalled = _blamed(pulls, [one for one in pulls if one.stalled]).get(host.name)
-    if stalled:
+    if host.name in stalled:
         return fail(
-            f"{'; '.join(map(str, stalled))}: small messages pass, large ones do not",
+            f"{'; '.join(map(str, stalled[host.name]))}: small messages pass, large ones do not",
             f"make the MTU of {host.name}, its peers and all switches between them equal; see that no firewall drops ICMP",
         )
-    slow = _blamed(pulls, [one for one in pulls if one.slow(usual) and not one.stalled]).get(host.name)
-    if slow:
+    if host.name in slow:
+        bad = slow[host.name]
         peers = ", ".join(
-            dict.fromkeys(name for one in slow for name in (one.sender, one.receiver) if name != host.name)
+            dict.fromkeys(name for one in bad for name in (one.sender, one.receiver) if name != host.name)
         )
         return warn(
-            f"{'; '.join(map(str, slow))}; the median is {usual / 1e6:.1f}",
+            f"{'; '.join(map(str, bad))}; the median is {usual / 1e6:.1f}",
             f"look at the link between {host.name} and {peers}: ethtool, tc qdisc, the switch's counters",
         )
     return ok("; ".join(map(str, own)))
 
 
+@lru_cache(maxsize=2)
+def _delays(view: View) -> dict[str, list[float]]:
+    """Host -> milliseconds of its quickest call to each other host that it reached."""
+    return {
+        name: [min(quick) for calls in value["calls"].values() if (quick := [one["ms"] for one in calls.values() if one["status"] == "ok"])]
+        for name, value in view.mesh.values.items()
+    }  # fmt: skip
+
+
 def _delay(view: View, host: Host) -> Finding | None:
-    own = _mesh(view, host)
-    if own is None:
+    if _mesh(view, host) is None or not _delays(view)[host.name]:
         return None
-    least = {
-        peer: min((call["ms"] for call in calls.values() if call["status"] == "ok"), default=None)
-        for peer, calls in own["calls"].items()
-    }
-    known = {peer: ms for peer, ms in least.items() if ms is not None}
-    if not known:
-        return None
-    every = [min(call["ms"] for call in calls.values()) for value in view.mesh.values.values() for calls in value["calls"].values()
-             if any(call["status"] == "ok" for call in calls.values())]  # fmt: skip
-    usual, mine = statistics.median(every), statistics.median(known.values())
+    usual = statistics.median(ms for own in _delays(view).values() for ms in own)
+    mine = statistics.median(_delays(view)[host.name])
     if mine > SLOW_MS and mine > usual * 10:
         return warn(
             f"{mine:.1f} ms to open a connection, {usual:.1f} ms between most",

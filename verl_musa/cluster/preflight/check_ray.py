@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_musa.checks import Finding, fail, ok, warn
 from verl_musa.cluster.hosts import Host
-from verl_musa.cluster.preflight.view import HostCheck, View, in_network, is_loopback
+from verl_musa.cluster.preflight.view import HostCheck, View, is_loopback
 
 HEAD_ONLY = ("port", "dashboard", "client")
 USUAL_GCS, USUAL_DASHBOARD = 6379, 8265
@@ -94,8 +94,7 @@ def _head(view: View, host: Host) -> Finding | None:
         return fail(view.lacking.get(host.name, "no address"), fix)
     if is_loopback(address) and len(view.hosts) > 1:
         return fail(f"{address} is the loopback: no other host reaches it", fix)
-    management = view.site.networks.management
-    if management and management != view.site.networks.training and in_network(address, management):
+    if view.in_management(host):
         return fail(f"{address} is in the management network: objects over 1 MB would hang", fix)
     faults = [
         one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -16,6 +17,8 @@ COLUMNS = 8
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.UNKNOWN: "magenta"}
 _SHOWN = {Status.OK: "ok", Status.WARN: "WARN", Status.FAIL: "FAIL", Status.UNKNOWN: "?"}
 NAMED = 6
+ALIKE = 4
+"""Findings of one check and status that are told in full where each host has another evidence."""
 
 
 def render(results: Sequence[Result], console: Console) -> None:
@@ -91,9 +94,13 @@ def _findings(results: Sequence[Result], count: int, console: Console) -> None:
                 result.host
             )
     order = [Status.FAIL, Status.UNKNOWN, Status.WARN]
+    told: Counter[tuple[str, Status]] = Counter()
     for (check, status, evidence, fix), hosts in sorted(
         groups.items(), key=lambda one: order.index(one[0][1])
     ):
+        told[check, status] += 1
+        if told[check, status] > ALIKE:
+            continue
         who = "all hosts" if len(hosts) == count > 1 else _named([host for host in hosts if host])
         line = Text(status.value, style=_COLOURS[status])
         line.append(f" {check}" + (f" on {who}" if who else "") + ": ", style="default")
@@ -101,5 +108,10 @@ def _findings(results: Sequence[Result], count: int, console: Console) -> None:
         if fix:
             line.append(f"\n  -> {fix}", style="bold default")
         console.print(line)
+    for (check, status), number in told.items():
+        if number > ALIKE:
+            console.print(
+                f"{status.value} {check}: {number - ALIKE} more of the kind (--json has all)", highlight=False
+            )
     if groups:
         console.print()

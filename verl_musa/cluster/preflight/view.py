@@ -37,9 +37,9 @@ class Clock:
     utc_offset: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class View:
-    """What is known of all hosts.
+    """What is known of all hosts. Equal only to itself, so that what is derived from one can be kept.
 
     Attributes:
         site: the site.
@@ -133,6 +133,26 @@ class View:
             if any(entry["address"] == address for entry in one["addresses"]):
                 return name, one
         raise MissingFactError(f"{address} is on none of its interfaces")
+
+    def in_management(self, host: Host) -> bool:
+        """Whether the host's training address lies in the management network, which is another one."""
+        networks, address = self.site.networks, self.addresses.get(host.name)
+        if networks.management is None or networks.management == networks.training or address is None:
+            return False
+        if in_network(address, networks.management):
+            return True
+        try:
+            return self.interface(host)[0] == networks.management
+        except MissingFactError:
+            return False
+
+    def sound(self, host: Host) -> bool:
+        """Whether the training address is on the host and not the management's: else nothing is to be learnt by using it."""
+        try:
+            self.interface(host)
+        except MissingFactError:
+            return False
+        return not self.in_management(host)
 
 
 @dataclass(frozen=True)

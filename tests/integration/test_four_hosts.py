@@ -1,0 +1,185 @@
+"""``verl-musa run qwen3-tiny-dense --hosts …`` on hosts that are really there: a whole run; stop and resume; a host killed in the middle.
+
+The command runs in the head, as a user's would. Four hosts where memory allows, else two and a spare.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ci.hosts import Hosts, NoHostsError, Shape, faults, up, with_stack
+from ci.hosts.model import SHARED
+
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(3000)]
+
+GIB = 1024**3
+HOST_GIB = 4.5
+"""One host with a trainer, an SGLang server and Ray, measured on the simulated device; the head takes a little more."""
+LIMIT_S = 1500
+SIMULATOR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-musa" / "musa_sim"
+"""Where the simulated device was compiled: the hosts have no compiler."""
+VERL_MUSA = Path(sys.prefix) / "bin" / "verl-musa"
+FEW = (
+    "--set",
+    "trainer.test_freq=-1",
+    "--set",
+    "trainer.val_before_train=false",
+    "--set",
+    "trainer.save_freq=1",
+)
+
+
+def _nodes() -> int:
+    asked = os.environ.get("VERL_MUSA_TEST_NODES")
+    return int(asked) if asked else 4 if psutil.virtual_memory().available > 4 * HOST_GIB * GIB else 2
+
+
+@dataclass
+class Place:
+    """The hosts, and ``verl-musa`` in the first of them."""
+
+    hosts: Hosts
+    nodes: int
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = self.hosts.ssh_command(
+            self.hosts.head, [str(VERL_MUSA), *arguments, "--site", f"{SHARED}/login/site.yaml"]
+        )
+        with (self.hosts.shared / "output.txt").open("ab") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        self.started.append(process)
+        return process
+
+    def do(self, *arguments: str) -> int:
+        return self.start(*arguments).wait(timeout=LIMIT_S)
+
+    def train(self, steps: int, *arguments: str) -> subprocess.Popen[bytes]:
+        (self.hosts.shared / "output.txt").write_bytes(b"")
+        return self.start("run", "qwen3-tiny-dense", "--nodes", str(self.nodes), "--devices-per-node", "1",
+                          *FEW, "--set", f"trainer.total_training_steps={steps}", *arguments)  # fmt: skip
+
+    @property
+    def output(self) -> str:
+        return (self.hosts.shared / "output.txt").read_text(errors="replace")
+
+    @property
+    def run_dir(self) -> Path:
+        """The last run, as this machine sees it."""
+        return max((self.hosts.shared / "runs" / "qwen3-tiny-dense").iterdir())
+
+    @property
+    def record(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.run_dir / "run.json").read_text())
+        return value
+
+    def steps(self) -> list[int]:
+        path = self.run_dir / "metrics.jsonl"
+        return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not ready():
+            assert time.monotonic() < deadline, self.output[-6000:]
+            time.sleep(0.5)
+
+    def wait_for_step(self, process: subprocess.Popen[bytes], step: int) -> None:
+        def reached() -> bool:
+            assert process.poll() is None, self.output[-6000:]
+            return f"step {step}/" in self.output
+
+        self.wait_until(reached)
+
+    def assert_nothing_left(self) -> None:
+        for host in self.hosts.hosts:
+            assert "raylet" not in host.run(["ps", "-eo", "args"]), host.name
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    nodes = _nodes()
+    image = os.environ.get("VERL_MUSA_HOSTS_IMAGE")
+    shape = Shape(count=nodes + 1, image=image, memory="6g", shm="1g")
+    if image is None:
+        shape = with_stack(shape, SIMULATOR)
+    try:
+        with up(
+            shape, kind=os.environ.get("VERL_MUSA_HOSTS_KIND"), folder=tmp_path_factory.mktemp("hosts")
+        ) as hosts:
+            login = hosts.shared / "login"
+            login.mkdir()
+            for name in ("id_ed25519", "known_hosts", "site.yaml"):
+                text = (hosts.folder / name).read_text().replace(str(hosts.folder), f"{SHARED}/login")
+                (login / name).write_text(text)
+            (login / "id_ed25519").chmod(0o600)
+            made = Place(hosts, nodes)
+            yield made
+            for process in made.started:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait(timeout=60)
+            sys.stdout.write(made.output[-12000:])
+    except NoHostsError as error:
+        pytest.skip(f"no hosts were brought up: {error}")
+
+
+def test_a_run_on_all_hosts_succeeds_and_leaves_its_directory_and_nothing_else(place: Place) -> None:
+    assert place.train(3).wait(timeout=LIMIT_S) == 0, place.output[-6000:]
+    record = place.record
+    assert record["status"] == "succeeded"
+    assert record["device"]["proven"] is True
+    assert record["device"]["count"] == place.nodes
+    names = [f"host{number}" for number in range(1, place.nodes + 1)]
+    assert [host["name"] for host in record["attempts"][0]["hosts"]] == names
+    assert {worker["node"] for worker in record["device"]["workers"]} == set(names)
+    assert record["device"]["mccl_calls"]
+    assert place.steps() == [1, 2, 3]
+    for name in names:
+        assert any((place.run_dir / "logs" / "ray" / "attempt-1" / name).glob("raylet.out"))
+    place.assert_nothing_left()
+
+
+def test_stop_and_resume(place: Place) -> None:
+    process = place.train(6)
+    place.wait_for_step(process, 2)
+    process.kill()  # the user's terminal
+    name = place.run_dir.name
+    assert place.do("stop", name) == 0, place.output[-6000:]
+    assert place.record["status"] == "interrupted"
+    place.assert_nothing_left()
+    assert place.do("resume", name) == 0, place.output[-6000:]
+    assert "its hashes hold" in place.output
+    assert place.record["attempts"][1]["resumed_from_step"] >= 1
+    assert place.steps() == list(range(1, 7))
+    place.assert_nothing_left()
+
+
+def test_a_host_killed_in_the_middle_is_named_and_the_run_ends_whole(place: Place) -> None:
+    process = place.train(6, "--retries", "1")
+    place.wait_for_step(process, 2)
+    victim = place.hosts.hosts[place.nodes - 1]
+    with faults.killed_host(place.hosts, victim):
+        killed = time.monotonic()
+        place.wait_until(lambda: bool(place.record["attempts"][0]["lost"]))
+        assert time.monotonic() - killed < 90
+        assert process.wait(timeout=LIMIT_S) == 0, place.output[-6000:]
+    record = place.record
+    assert victim.name in record["attempts"][0]["lost"]
+    assert f"host {victim.name} is lost" in (place.run_dir / "report.md").read_text()
+    assert [attempt["status"] for attempt in record["attempts"]] == ["failed", "succeeded"]
+    assert place.hosts.hosts[place.nodes].name in [host["name"] for host in record["attempts"][1]["hosts"]]
+    assert place.steps() == list(range(1, 7))
+    place.assert_nothing_left()
