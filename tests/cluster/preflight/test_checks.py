@@ -144,6 +144,7 @@ CASES = (
     Case("net.adapter", FAIL, "no such entry on mlx5_0", recipe={"env": {"MCCL_IB_HCA": "mlx5_0", "MCCL_IB_GID_INDEX": "7"}}),
     Case("net.names", OK, "2 names as on node1"),
     Case("net.names", FAIL, "node1 is 203.0.113.9 here, 192.0.2.1 on node1", facts={"net/names/node1/value": ["203.0.113.9"]}),
+    Case("net.names", OK, "2 names as on node1", facts={"net/names/node1/value": ["192.0.2.1", "198.51.100.1"]}),
     Case("net.names", FAIL, "node1 is unknown here", facts={"net/names/node1/value": []}),
     Case("net.names", WARN, "no answer for node1", facts={"net/names/node1": {"error": "no answer within 4 s"}}),
     Case("net.names", FAIL, "192.0.2.1: no answer within 4 s", facts={"net/names/192.0.2.1": {"error": "no answer within 4 s"}}),

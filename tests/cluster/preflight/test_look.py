@@ -18,7 +18,7 @@ from tests.cluster.preflight.conftest import MakeResolved
 from verl_musa.checks import Result, Status, to_json
 from verl_musa.cli import main
 from verl_musa.cluster.hosts import Host
-from verl_musa.cluster.preflight import Bounds, check_ids, look, render, run_preflight
+from verl_musa.cluster.preflight import Bounds, check_ids, look, phases, probe, render, run_preflight
 from verl_musa.cluster.preflight.program import ARGV
 from verl_musa.cluster.preflight.view import Clock
 from verl_musa.cluster.ssh import Done
@@ -222,3 +222,20 @@ def test_command_line(
     assert "which the site does not know" in capsys.readouterr().err
     assert main(["preflight", "no-such-recipe", "--site", str(file)]) == 2
     assert "no recipe 'no-such-recipe'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("took", "start"), [(0.4, 3.0), (4.0, 6.0), (60.0, 15.0)])
+def test_later_phases_wait_for_the_host_that_starts_last(took: float, start: float) -> None:
+    class Slow:
+        def run(self, host: Host, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Done:
+            assert argv
+            assert stdin
+            assert timeout_s > 0
+            now = time.time()
+            answer = {"began": now, "ended": now + 1.0, "parts": {}}
+            seconds = 1.0 + (took if host.name == "node2" else 0.1)
+            return Done(host.name, 0, f"{probe.MARK}{json.dumps(answer)}\n".encode(), "", seconds)
+
+    asking = phases.Asking(Site(), _hosts(2), Slow(), Bounds(), lambda _: None)
+    facts = phases.gather_facts(asking, sys.executable)
+    assert phases.start_of(Bounds(), facts) == pytest.approx(start)

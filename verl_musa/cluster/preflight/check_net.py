@@ -247,12 +247,14 @@ def _names(view: View, host: Host) -> Finding | None:
             silent.append(name)
             continue
         theirs = heads.get(name, {}).get("value")
-        # Debian gives a host's own name a loopback address; that is looked at below.
+        # Debian gives a host's own name a loopback address; that is looked at below. An engine gives a container's own name the
+        # addresses that it has in all networks, and other containers know it by one of them.
         if (
             theirs is not None
             and not _own_loopback(said["value"])
             and not _own_loopback(theirs)
             and said["value"] != theirs
+            and not set(said["value"]) & set(theirs)
         ):
             differ.append(
                 f"{name} is {', '.join(said['value']) or 'unknown'} here, {', '.join(theirs) or 'unknown'} on {view.head.name}"

@@ -33,6 +33,13 @@ START_S = 5.0
 """Of the first phase's time, what is left to ssh and the start of Python: a part that hangs must not cost the others' answer."""
 
 
+SLOWER = 1.5
+"""How much slower than in phase 1 a host may get going in the later ones."""
+
+LONGEST_START_S = 10.0
+"""What phases 2 and 3 wait for a slow host at most; one that took longer in phase 1 is slow in them, too, and is then reported."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Seconds that a host may take.
@@ -54,11 +61,15 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Facts:
-    """What phase 1 found: what became of each ssh, the parts of each probe that answered, and each host's clock."""
+    """What phase 1 found: what became of each ssh, the parts of each probe that answered, and each host's clock.
+
+    ``start``: seconds that ssh and Python took to get going on the slowest host, in which the others have to wait for it.
+    """
 
     done: Mapping[str, Done]
     parts: Mapping[str, Mapping[str, Part]]
     clocks: Mapping[str, tuple[float, float]]
+    start: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,17 +106,23 @@ def gather_facts(asking: Asking, python: str) -> Facts:
         timeout_s=bounds.facts,
         seen=lambda one: ended.update({one.host: time.time()}),
     )
-    parts, clocks = {}, {}
+    parts, clocks, start = {}, {}, 0.0
     for name, one in done.items():
         answer = read_answer(one.stdout)
         if answer is None:
             continue
+        start = max(start, one.seconds - (answer["ended"] - answer["began"]))
         parts[name] = answer["parts"]
         # The host's first and last look at its clock both lie between our first and last look at ours.
         begin, end = ended[name] - one.seconds, ended[name]
         lowest, highest = answer["ended"] - end, answer["began"] - begin
         clocks[name] = ((lowest + highest) / 2, abs(highest - lowest) / 2)
-    return Facts(done, parts, clocks)
+    return Facts(done, parts, clocks, min(start, LONGEST_START_S))
+
+
+def start_of(bounds: Bounds, facts: Facts) -> float:
+    """What ssh and Python may take in the later phases: a host that starts late must not look as if a firewall rejected its calls."""
+    return max(bounds.start, facts.start * SLOWER)
 
 
 def make_calls(asking: Asking, facts: Facts, addresses: Mapping[str, str]) -> Mesh:
@@ -122,14 +139,15 @@ def make_calls(asking: Asking, facts: Facts, addresses: Mapping[str, str]) -> Me
         site, calling, nets, meshes.ephemeral_ports([net["ephemeral"] for net in known], taken)
     )
     nonce = secrets.token_hex(8)
-    until = time.time() + bounds.start + bounds.calls
+    span = start_of(bounds, facts) + bounds.calls
+    until = time.time() + span
     beside = neighbours([host.name for host in calling])
 
     def stdin(host: Host) -> bytes:
         others = [other for other in calling if other.name != host.name]
         asked = [name for name in beside[host.name] if ports[name]]
         return probe_program(MESH, {
-            "seconds": bounds.start + bounds.calls + 2,
+            "seconds": span + 2,
             "until": until + facts.clocks[host.name][0],
             "nonce": nonce,
             "me": host.name,
@@ -141,7 +159,7 @@ def make_calls(asking: Asking, facts: Facts, addresses: Mapping[str, str]) -> Me
             "payload": bounds.payload,
         })  # fmt: skip
 
-    done = run_all(asking.remote, calling, ARGV, stdin=stdin, timeout_s=bounds.start + bounds.calls + 8)
+    done = run_all(asking.remote, calling, ARGV, stdin=stdin, timeout_s=span + 8)
     values, errors = _values(done, "mesh")
     return Mesh(values, errors)
 
@@ -176,11 +194,12 @@ def look_at_files(
     if not looking or (not paths and site.shared is None):
         return {}, {}
     asking.say(f"comparing {len(paths)} paths and the shared folder on {len(looking)} hosts")
-    nonce, until = secrets.token_hex(8), time.time() + bounds.start + bounds.files
+    span = start_of(bounds, facts) + bounds.files
+    nonce, until = secrets.token_hex(8), time.time() + span
 
     def stdin(host: Host) -> bytes:
         return probe_program(DATA, {
-            "seconds": bounds.start + bounds.files + 4,
+            "seconds": span + 4,
             "until": until + facts.clocks[host.name][0],
             "nonce": nonce,
             "me": host.name,
@@ -189,9 +208,7 @@ def look_at_files(
             "paths": paths,
         })  # fmt: skip
 
-    return _values(
-        run_all(asking.remote, looking, ARGV, stdin=stdin, timeout_s=bounds.start + bounds.files + 8), "data"
-    )
+    return _values(run_all(asking.remote, looking, ARGV, stdin=stdin, timeout_s=span + 8), "data")
 
 
 def _values(done: Mapping[str, Done], part: str) -> tuple[dict[str, Any], dict[str, str]]:
