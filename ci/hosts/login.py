@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.hosts.model import SHARED, Host, Network, NoHostsError, Shape, Which
+from ci.hosts.model import SHARED, SITE_INSIDE, Host, Network, NoHostsError, Shape, Which
 
 INIT = """\
 #!/bin/sh
@@ -87,6 +87,7 @@ class Plan:
         networks: the two.
         keys: of the user and the hosts.
         shared: the folder of this machine behind ``/mnt/shared``.
+        python: Python with verl-musa in the hosts, if there is one.
     """
 
     shape: Shape
@@ -95,10 +96,13 @@ class Plan:
     networks: dict[Which, Network]
     keys: Keys
     shared: Path
+    python: Path | None = None
 
     def files(self, host: Host) -> bytes:
         """What a host gets before it starts, as a tar."""
-        return as_tar(host_files(self.keys, host.name, self.hosts, self.shape))
+        site = site_text(self.hosts, self.networks, python=self.python)
+        known = host_files(self.keys, host.name, self.hosts, self.shape)
+        return as_tar({**known, SITE_INSIDE.lstrip("/"): (site, 0o644)})
 
 
 def as_tar(files: dict[str, tuple[str, int]]) -> bytes:

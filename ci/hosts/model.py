@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,12 @@ from typing import Literal, Protocol
 
 SHARED = "/mnt/shared"  # verl-musa: ignore[path.machine] inside hosts that are made here
 """Where every host sees the shared folder."""
+
+IMAGE_PYTHON = "/opt/verl-musa/bin/python"
+"""Python with verl-musa in our images."""
+
+SITE_INSIDE = "/etc/verl-musa-site.yaml"
+"""A ``site.yaml`` in each host, for commands that run there."""
 
 RUN_LIMIT_S = 60.0
 UP_LIMIT_S = 90.0
@@ -185,6 +192,7 @@ class Hosts:
         networks: management and training.
         folder: of this machine: keys, ``ssh_config``, ``known_hosts``, ``hostfile``, ``site.yaml``.
         shared: the folder of this machine behind ``/mnt/shared``.
+        shape: how they were made.
         seconds: how long it took to bring them up.
     """
 
@@ -193,10 +201,8 @@ class Hosts:
     folder: Path
     shared: Path
     backend: Backend
+    shape: Shape
     seconds: float = 0.0
-
-    def __iter__(self) -> object:
-        return iter(self.hosts)
 
     def __getitem__(self, index: int) -> Host:
         return self.hosts[index]
@@ -237,6 +243,17 @@ class Hosts:
         return subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=limit, check=False
         )
+
+    def verl_musa(self, *arguments: str, login: Host | None = None) -> list[str]:
+        """The command that runs ``verl-musa ARGUMENTS`` on this machine, or as a user who sits on the host ``login``.
+
+        Here ``--site`` is ``site``, there it is ``SITE_INSIDE``. There it needs an image of ours, or ``with_stack``.
+        """
+        entry = ("-c", "import sys; from verl_musa.cli import main; sys.exit(main(sys.argv[1:]))", *arguments)
+        if login is None:
+            return [sys.executable, *entry]
+        python = str(self.shape.python or IMAGE_PYTHON)
+        return login.backend.command(login.name, [python, *entry], env=self.shape.environment)
 
     def wait_for_ssh(self, hosts: Sequence[Host] | None = None, *, limit: float = UP_LIMIT_S) -> None:
         """Wait until ssh works.

@@ -18,11 +18,8 @@ from ci.engine import NoEngineError, engine
 from ci.hosts.base import default_cache, install_in_ci, layered_image, light_image, light_root
 from ci.hosts.docker import Docker
 from ci.hosts.login import Plan, make_keys, write_login
-from ci.hosts.model import Backend, Host, Hosts, Network, NoHostsError, Shape, Which
+from ci.hosts.model import IMAGE_PYTHON, Backend, Host, Hosts, Network, NoHostsError, Shape, Which
 from ci.hosts.netns import Namespaces
-
-IMAGE_PYTHON = "/opt/verl-musa/bin/python"
-"""Python with verl-musa in our images."""
 
 PLACES = 200
 """Sets of hosts that one machine may have at once."""
@@ -115,10 +112,10 @@ def _bring_up(stack: ExitStack, wish: _Wish) -> Hosts:
     shared = wish.shape.shared or wish.folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
     stack.callback(backend.close)
-    backend.up(Plan(wish.shape, image, hosts, networks, keys, shared))
     python = wish.shape.python or (None if wish.shape.image is None else Path(IMAGE_PYTHON))
+    backend.up(Plan(wish.shape, image, hosts, networks, keys, shared, python))
     write_login(keys, hosts, networks, python)
-    made = Hosts(hosts, networks, keys.folder, shared, backend)
+    made = Hosts(hosts, networks, keys.folder, shared, backend, wish.shape)
     made.wait_for_ssh()
     return made
 

@@ -1,7 +1,8 @@
 #!/bin/sh
-# The tools that build, in an environment of their own that the image does not keep. pip installs itself out of its own wheel.
+# The tools that build, in an environment of their own that the image does not keep. uv comes out of its own wheel.
 set -eu
 python3 -m venv --without-pip /tools
-pip="$(echo /wheels/tools/pip-*.whl)"
-python3 "$pip/pip" --python /tools/bin/python install --no-index --find-links /wheels/tools --no-deps --require-hashes \
-  --no-compile --quiet --disable-pip-version-check --root-user-action ignore -r /locks/tools.txt
+python3 -m zipfile -e /wheels/tools/uv-*.whl /tools/uv
+mv /tools/uv/uv-*.data/scripts /tools/uv/bin
+chmod 755 /tools/uv/bin/uv
+sh /build/install.sh --python /tools/bin/python --find-links /wheels/tools --require-hashes -r /locks/tools.txt

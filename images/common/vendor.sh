@@ -4,8 +4,7 @@ set -eu
 python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > /build/vendor-path
 target="$(cat /build/vendor-path)"
 install() {
-  PYTHONPATH="$(echo /tools/lib/python3*/site-packages)" python3 -m pip install --target "$target" --upgrade --no-index --no-deps \
-    --no-build-isolation --no-compile --quiet --disable-pip-version-check --root-user-action ignore "$@"
+  sh /build/install.sh --python "$(command -v python3)" --target "$target" --break-system-packages "$@"
 }
 install --find-links /wheels/vendor --require-hashes -r /locks/vendor.txt
 for folder in /src/vendor/*/; do

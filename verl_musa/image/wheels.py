@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,9 @@ LOCK_LIMIT_S = 900.0
 TOOLS = "tools"
 VENDOR = "vendor"
 BUILDERS = ("setuptools", "wheel", "packaging")
+DOWNLOADS = 3
+"""How many pips fetch at a time: each waits for the index most of its time."""
+
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -291,7 +296,17 @@ def fetch(
         missing = [entry for entry in lock if entry.name not in known]
         if missing:
             progress(f"fetching {len(missing)} packages of layer {layer}")
-            _download(missing, pins.python, wheels, log, layer, tools=found.get(TOOLS, ()))
+            _check_python(pins.python)
+            with _builders(found.get(TOOLS, ())) as builders, ThreadPoolExecutor(DOWNLOADS) as pool:
+                jobs = [
+                    pool.submit(
+                        _download, part, wheels, log.with_suffix(f".{layer}{number}.log"), layer, builders
+                    )
+                    for number, part in enumerate(missing[start::DOWNLOADS] for start in range(DOWNLOADS))
+                    if part
+                ]
+                for job in jobs:
+                    job.result()
             known = _by_hash(wheels, lock)
         lacking = [f"{entry.name}=={entry.version}" for entry in lock if entry.name not in known]
         if lacking:
@@ -322,27 +337,33 @@ def _by_hash(wheels: Path, lock: Sequence[Locked]) -> dict[str, Path]:
     return found
 
 
-def _download(
-    missing: Sequence[Locked], python: str, wheels: Path, log: Path, layer: str, *, tools: Sequence[Path]
-) -> None:
+def _check_python(wanted_version: str) -> None:
     running = ".".join(map(str, sys.version_info[:2]))
-    if running != python:
+    if running != wanted_version:
         raise ImageError(
             "the packages must be fetched with the image's Python version",
             found=f"Python {running}",
-            expected=f"Python {python}",
-            fix=f"python{python} -m nox -s build_image",
+            expected=f"Python {wanted_version}",
+            fix=f"python{wanted_version} -m nox -s build_image",
         )
-    with tempfile.TemporaryDirectory(prefix="verl-musa-fetch-") as folder:
-        wanted_files, builders = Path(folder, "wanted.txt"), Path(folder, "builders")
-        wanted_files.write_text("".join(f"{entry.text}\n" for entry in missing), encoding="utf-8")
-        # pip asks a source package's build system for its name. It would fetch one without a hash: it gets the locked one.
+
+
+@contextmanager
+def _builders(tools: Sequence[Path]) -> Iterator[Path]:
+    """The locked build systems, for pip to ask them a source package's name: it would fetch one without a hash."""
+    with tempfile.TemporaryDirectory(prefix="verl-musa-builders-") as folder:
         for file in tools:
             if _named(file)[0] in BUILDERS:
                 with zipfile.ZipFile(file) as wheel:
-                    wheel.extractall(builders)
-        command = [*_pip("download"), "--quiet", "--require-hashes", "--no-build-isolation", "--dest", str(wheels), "-r", str(wanted_files)]  # fmt: skip
+                    wheel.extractall(folder)
+        yield Path(folder)
+
+
+def _download(missing: Sequence[Locked], wheels: Path, log: Path, layer: str, builders: Path) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="verl-musa-fetch-") as file:
+        file.write("".join(f"{entry.text}\n" for entry in missing))
+        file.flush()
+        command = [*_pip("download"), "--quiet", "--require-hashes", "--no-build-isolation", "--dest", str(wheels), "-r", file.name]  # fmt: skip
         paths = os.pathsep.join(filter(None, (str(builders), os.environ.get("PYTHONPATH"))))
-        run_logged(
-            command, log, what=f"fetch {layer}", limit=FETCH_LIMIT_S, env={**os.environ, "PYTHONPATH": paths}
-        )
+        env = {**os.environ, "PYTHONPATH": paths}
+        run_logged(command, log, what=f"fetch {layer}", limit=FETCH_LIMIT_S, env=env)

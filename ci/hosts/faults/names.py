@@ -8,14 +8,17 @@ from contextlib import contextmanager
 from ci.hosts.model import Host, Hosts
 
 # In place, not renamed: the engine mounts this one file.
-_ADD = 'cp /etc/hosts /run/hosts.before; { echo "$2 $1"; cat /run/hosts.before; } > /etc/hosts'
+_SET = """
+cp /etc/hosts /run/hosts.before
+{ echo "$2 $1"; awk -v name="$1" '$2 != name' /run/hosts.before; } > /etc/hosts
+"""
 _BACK = "cat /run/hosts.before > /etc/hosts; rm /run/hosts.before"
 
 
 @contextmanager
 def name_resolves_differently(host: Host, name: str, address: str) -> Iterator[None]:
     """On this host the name means another address: it joins another machine, or waits for one; a stale ``/etc/hosts``."""
-    host.sh(_ADD, name, address)
+    host.sh(_SET, name, address)
     try:
         yield
     finally:
