@@ -109,7 +109,7 @@ class Cli:
 
 @pytest.fixture
 def cli() -> Iterator[Cli]:
-    folder = Path(tempfile.mkdtemp(prefix="vr-"))
+    folder = Path(tempfile.mkdtemp(prefix="v"))
     made = Cli(fake_hosts.FakeHosts.make(folder, 32000))
     try:
         yield made
