@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from ci.hosts import Hosts, NoHostsError, Shape, faults, up, with_stack
+from verl_musa.checks import Result, Status
 from verl_musa.cluster.bring_up import Cluster, bring_up, take_down
 from verl_musa.cluster.fleet import Fleet, members
-
-from verl_musa.checks import Result, Status
 from verl_musa.cluster.hosts import hosts_of
 from verl_musa.cluster.jobs_api import JobsApi
 from verl_musa.cluster.preflight.afterwards import Wish, look_afterwards

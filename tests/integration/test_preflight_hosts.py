@@ -182,6 +182,8 @@ SHIFTED = (
 """The library that shifts the clock makes waits with a bound fail in the job's Python, which is its own fault and not the clock's."""
 
 FAULTS = (
+    # First: where hosts are namespaces, an sshd that was started anew is no longer in its host's control group.
+    Fault("low pids.max", _victim(lambda host: faults.low_pids(host, 500)), "host.pids", "500"),
     Fault("wrong key", _victim(faults.wrong_key), "host.ssh", "Permission denied"),
     Fault("host key changed", _victim(faults.host_key_changed), "host.ssh", "erification failed"),
     Fault("sshd hangs", _victim(faults.sshd_hangs), "host.ssh", "timed out"),
@@ -191,7 +193,6 @@ FAULTS = (
     Fault("python missing", _victim(faults.python_missing), "host.ssh", "python3"),
     Fault("low nofile", _victim(lambda host: faults.low_ulimit(host, "nofile", 1024)), "host.nofile", "1,024"),
     Fault("low nproc", _victim(lambda host: faults.low_ulimit(host, "nproc", 2000)), "host.nproc", "2,000"),
-    Fault("low pids.max", _victim(lambda host: faults.low_pids(host, 500)), "host.pids", "500"),
     Fault("clock skew", _victim(lambda host: faults.clock_skew(host, 90)), "host.clock", "+90", beside=SHIFTED),
     Fault("clock behind", _victim(lambda host: faults.clock_skew(host, -90)), "host.clock", "-90", beside=SHIFTED),
     Fault("full disk", _victim(lambda host: faults.full_disk(host, "/tmp")), "host.space", "/tmp", beside=("host.inodes",)),  # noqa: S108

@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from verl_musa.cli.options import AsJson, Head, Hosts, Sets, Site, Variants, split_hosts
+from verl_musa.cli.options import (
+    AsJson,
+    DevicesPerNode,
+    Head,
+    Hosts,
+    Nodes,
+    Sets,
+    Site,
+    Variants,
+    split_hosts,
+)
 
 
 def preflight(
@@ -20,6 +30,8 @@ def preflight(
     *,
     hosts: Hosts = None,
     head: Head = None,
+    nodes: Nodes = None,
+    devices_per_node: DevicesPerNode = None,
     site: Site = None,
     variants: Variants = None,
     sets: Sets = None,
@@ -34,21 +46,30 @@ def preflight(
     not be looked at.
     """
     from verl_musa.checks import exit_code, to_json
-    from verl_musa.cluster.hosts import hosts_of
-    from verl_musa.cluster.preflight import render, run_preflight
+    from verl_musa.cluster.hosts import chosen, devices_of, hosts_of
+    from verl_musa.cluster.preflight import look, render
+    from verl_musa.cluster.preflight.locking import lock_results
     from verl_musa.cluster.ssh import Ssh
-    from verl_musa.recipe import load_recipe, load_site, resolve
+    from verl_musa.recipe import load_recipe, load_site
+    from verl_musa.run.layout import Layout
 
     place = load_site(site)
-    chosen = hosts_of(place, split_hosts(hosts), head=head)
-    resolved = None
-    if recipe is not None:
+    known = hosts_of(place, split_hosts(hosts), head=head)
+    resolved, lock = None, []
+    if recipe is None:
+        known, _ = chosen(known, nodes)
+    else:
         loaded = load_recipe(recipe, variants=variants or ())
-        resolved = resolve(loaded, run_dir=Path("runs", loaded.name, "RUN-ID"), site=place, sets=sets or ())
-        chosen = chosen if hosts else chosen[: max(1, resolved.recipe.cluster.nodes)]
-    console = Console(stderr=True)
-    with console.status("preflight") as status:
-        results = run_preflight(place, chosen, resolved, Ssh(place), status.update)
+        known, spares = chosen(known, nodes or (None if hosts else loaded.cluster.nodes))
+        devices = devices_of(known, devices_per_node, loaded.cluster.devices_per_node)
+        shared = Path(place.shared or Path.cwd())
+        layout = Layout(place, shared, shared / "runs", known, spares, devices)
+        run_dir = layout.runs_dir / loaded.name / "RUN-ID"
+        resolved = layout.resolve(loaded, run_dir, sets or ())
+        lock = lock_results(layout.as_written(loaded, run_dir, sets or ()), place)
+    with Console(stderr=True).status("preflight") as status:
+        found = look(place, known, resolved, Ssh(place), status.update, hold_lock=False)
+    results = [*found.results, *lock]
     if as_json:
         typer.echo(json.dumps(to_json(results), indent=2, ensure_ascii=False))
     else:

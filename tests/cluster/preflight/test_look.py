@@ -9,16 +9,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tests.cluster.preflight.conftest import MakeResolved
+from tests.cluster.preflight.conftest import MakeRecipe, MakeResolved
 from verl_musa.checks import Result, Status, to_json
 from verl_musa.cli import main
 from verl_musa.cluster.hosts import Host
 from verl_musa.cluster.preflight import Bounds, check_ids, look, phases, probe, render, run_preflight
+from verl_musa.cluster.preflight.check_host import ssh_finding
 from verl_musa.cluster.preflight.program import ARGV
 from verl_musa.cluster.preflight.view import Clock
 from verl_musa.cluster.ssh import Done
@@ -67,6 +69,7 @@ def test_one_host_for_real(tmp_path: Path, make_resolved: MakeResolved) -> None:
     remote = Here()
     said: list[str] = []
     run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
     found = look(_site(tmp_path), _hosts(1), make_resolved(), remote, said.append, run_dir=run, bounds=QUICK)
     by_check = {result.check: result for result in found.results}
     assert set(by_check) <= set(check_ids())
@@ -109,13 +112,20 @@ def test_clocks_are_such_as_triage_reads(tmp_path: Path) -> None:
         ("something else", "ssh HOST true"),
     ],
 )
-def test_a_host_that_does_not_answer_is_told_once_with_its_cause(tmp_path: Path, said: str, fix: str) -> None:
-    found = look(_site(tmp_path), _hosts(2), None, Here({"node2": said}), bounds=QUICK)
+def test_each_way_in_which_ssh_fails_has_its_advice(said: str, fix: str) -> None:
+    found = ssh_finding(Host("node2", "192.0.2.1"), Done("node2", 255, b"", said, 1.0))
+    assert found.status is Status.FAIL
+    assert said in found.evidence
+    assert fix in found.fix
+
+
+def test_a_host_that_does_not_answer_is_told_once_and_the_others_are_looked_at(tmp_path: Path) -> None:
+    found = look(_site(tmp_path), _hosts(2), None, Here({"node2": "Connection refused"}), bounds=QUICK)
     own = [result for result in found.results if result.host == "node2"]
     assert [(one.check, one.status) for one in own] == [("host.ssh", Status.FAIL)]
-    assert said[-20:] in own[0].evidence
-    assert fix in own[0].fix
-    assert len([result for result in found.results if result.host == "node1"]) > 20
+    assert {"host.nofile", "net.address", "ray.ports", "path.shared"} <= {
+        result.check for result in found.results if result.host == "node1"
+    }
 
 
 def test_ssh_that_works_and_a_probe_that_does_not(tmp_path: Path) -> None:
@@ -220,6 +230,8 @@ def test_command_line(
     assert "sshd does not listen" in capsys.readouterr().out
     assert main(["preflight", "--site", str(file), "--hosts", "x"]) == 2
     assert "which the site does not know" in capsys.readouterr().err
+    assert main(["preflight", "--site", str(file), "--nodes", "3"]) == 2
+    assert "3 hosts are needed and 2 are known" in capsys.readouterr().err
     assert main(["preflight", "no-such-recipe", "--site", str(file)]) == 2
     assert "no recipe 'no-such-recipe'" in capsys.readouterr().err
 
@@ -239,3 +251,32 @@ def test_later_phases_wait_for_the_host_that_starts_last(took: float, start: flo
     asking = phases.Asking(Site(), _hosts(2), Slow(), Bounds(), lambda _: None)
     facts = phases.gather_facts(asking, sys.executable)
     assert phases.start_of(Bounds(), facts) == pytest.approx(start)
+
+
+def test_a_recipe_is_looked_at_in_the_size_that_a_run_would_have(
+    tmp_path: Path,
+    make_recipe: MakeRecipe,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    def look_at(site: Site, hosts: Sequence[Host], resolved: Any, *_: Any, **__: Any) -> Any:
+        seen.append((site, [host.name for host in hosts], resolved))
+        return SimpleNamespace(results=[])
+
+    monkeypatch.setattr("verl_musa.cluster.preflight.look", look_at)
+    file = tmp_path / "site.yaml"
+    file.write_text(
+        f"schema: 1\nshared: {tmp_path}\nhead: a\nhosts: [{{name: a}}, {{name: b}}, {{name: c}}]\n",
+        encoding="utf-8",
+    )
+    recipe = str(make_recipe(runtime_env='env_vars: {MUSA_SIM_DEVICES: "2", GLOO_SOCKET_IFNAME: lo}\n'))
+    main(["preflight", recipe, "--site", str(file), "--json"])
+    main(["preflight", recipe, "--site", str(file), "--hosts", "a,b", "--devices-per-node", "1", "--json"])
+    (_, first, _), (_, second, resolved) = seen
+    assert (first, second) == (["a"], ["a", "b"]), "as many as the recipe wants, or all that are named"
+    assert (resolved.recipe.cluster.nodes, resolved.recipe.cluster.devices_per_node) == (2, 1)
+    assert resolved.runtime_env["env_vars"]["MUSA_SIM_DEVICES"] == "1"
+    assert "GLOO_SOCKET_IFNAME" not in resolved.runtime_env["env_vars"], "each host's Ray sets its own"
+    assert '"lock.entry"' in capsys.readouterr().out

@@ -42,6 +42,12 @@ class Played:
         self.bundles, self.strategy = bundles, strategy
         return SimpleNamespace(wait=lambda _: self.fits)
 
+    def placement_group_table(self, _: Any) -> dict[str, Any]:
+        return {"bundles_to_node_id": {index: f"id-{address}" for index, address in enumerate(self.places)}}
+
+    def nodes(self) -> list[dict[str, str]]:
+        return [{"NodeID": f"id-{address}", "NodeManagerAddress": address} for address in self.places]
+
     def put(self, value: Any) -> Future[Any]:
         found: Future[Any] = Future()
         found.set_result(value)
@@ -89,6 +95,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
             ModuleType("ray.util.scheduling_strategies"),
         )
         groups.placement_group = ray.placement_group  # type: ignore[attr-defined]
+        groups.placement_group_table = ray.placement_group_table  # type: ignore[attr-defined]
         strategies.PlacementGroupSchedulingStrategy = (  # type: ignore[attr-defined]
             lambda placement_group, placement_group_bundle_index: SimpleNamespace(group=placement_group, index=placement_group_bundle_index)
         )  # fmt: skip
@@ -159,6 +166,27 @@ def test_hosts_that_ray_cannot_place_on(played: Callable[..., Played]) -> None:
     probe.run()
     assert "Ray cannot place" in probe.report["errors"]["place"]
     assert probe.report["hosts"] == {}
+
+
+def test_a_worker_that_does_not_start_is_told_of_its_host(
+    played: Callable[..., Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = played()
+    facts, hung = Worker.facts, threading.Event()
+
+    def slow(self: Worker) -> dict[str, Any]:
+        if ray.util.get_node_ip_address() == "127.0.0.3":
+            hung.wait(30)
+        return facts(self) if ray.util.get_node_ip_address() != "127.0.0.3" else {}
+
+    monkeypatch.setattr(Worker, "facts", slow)
+    probe = _probe()
+    monkeypatch.setattr(probe, "left", lambda _: 2.0)
+    probe.run()
+    hung.set()
+    assert probe.report["hosts"]["node3"] == {"errors": {"place": "no answer in time"}}
+    assert set(probe.report["hosts"]) == set(HOSTS)
+    assert "some hosts have no worker" in probe.report["errors"]["all_reduce"]
 
 
 def test_an_object_that_does_not_come_is_told_of_its_host(

@@ -117,7 +117,7 @@ def look(
         resolved: the recipe; None: the hosts by themselves.
         remote: how they are reached.
         display: told in a few words what is being done.
-        run_dir: the run directory of a run that is about to start: checked for its place, and given the hosts' clocks.
+        run_dir: the run directory of a run that is about to start: checked for its place, and given the hosts' clocks if it is there.
         run_id: that run; a Ray of its own that is up already is no fault.
         bounds: how long a host may take.
         hold_lock: also hold the recipe against its lock, here on this machine.
@@ -149,7 +149,7 @@ def look(
     if resolved is not None and hold_lock:
         display("holding the recipe against its lock")
         results += lock_results(resolved, site)
-    if run_dir is not None:
+    if run_dir is not None and (run_dir / "logs").is_dir():
         write_clocks(run_dir / "logs" / "clocks.json", view.clocks)
     return Preflight(results, view.addresses, view.clocks, view)
 

@@ -243,7 +243,7 @@ def _of_job(wish: Wish, seen: Seen) -> Finding:
         return fail(
             f"not taken: {seen.job_error[:400]}", "look at dashboard.log and dashboard_agent.log of the head"
         )
-    lost = [name for name in wish.hosts if name not in seen.report.get("hosts", {})]
+    lost = [name for name in wish.hosts if "facts" not in seen.report.get("hosts", {}).get(name, {})]
     errors = "; ".join(f"{step}: {text}" for step, text in seen.report.get("errors", {}).items())
     if lost and seen.report:
         return fail(

@@ -205,12 +205,21 @@ class Probe:
             ).remote()
             for index in range(len(self._hosts))
         ]
+        names = self._names_of(group)
+        found = self._gather({names[index]: one.facts.remote() for index, one in enumerate(made)}, 45)
+        for name, said in found.items():
+            self._workers[name] = made[names.index(name)]
+            self.report["hosts"].setdefault(name, {})["facts"] = said
+
+    def _names_of(self, group: Any) -> list[str]:
+        """The host of each bundle; its address where it is none of ours."""
+        import ray
+        from ray.util.placement_group import placement_group_table
+
+        addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
         names = {address: name for name, address in self._hosts.items()}
-        found = self._gather({str(index): one.facts.remote() for index, one in enumerate(made)}, 40)
-        for index, said in found.items():
-            name = names.get(said["address"], said["address"])
-            self._workers[name] = made[int(index)]
-            self.report["hosts"][name] = {"facts": said}
+        nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+        return [names.get(addresses[nodes[index]], addresses[nodes[index]]) for index in range(len(nodes))]
 
     def _gather(self, calls: dict[str, Any], most: float) -> dict[str, Any]:
         """The answers of those calls that come within the bound; of the others an error is noted by their name."""
@@ -280,6 +289,8 @@ class Probe:
         import ray
 
         names = [name for name in self._hosts if name in self._workers]
+        if len(names) < len(self._hosts):
+            raise RuntimeError("not tried: some hosts have no worker")
         head = self._hosts[names[0]]
         limit = self.left(35)
         port = ray.get(self._workers[names[0]].free_port.remote(head), timeout=self.left(10))
