@@ -30,7 +30,7 @@ RUN = "import sys; from verl_musa.cli import main; sys.exit(main())"
 
 @pytest.fixture
 def hosts() -> Iterator[Any]:
-    folder = Path(tempfile.mkdtemp(prefix="vh-"))  # short: Ray's sockets lie below it
+    folder = Path(tempfile.mkdtemp(prefix="v"))  # short: Ray's sockets lie below it
     made = fake_hosts.FakeHosts.make(folder, 31000)
     try:
         yield made

@@ -23,7 +23,7 @@ from verl_musa.run.control import health, host_states, stop
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.logs import Wanted, show_logs
 from verl_musa.run.record import ClusterFacts, HostFacts, ProcessFacts, RunRecord, load_record
-from verl_musa.run.runs import all_runs, find_named
+from verl_musa.run.runs import all_runs, find_named, find_of_recipe
 from verl_musa.run.supervisor_state import asked_to_stop, state_file
 
 
@@ -212,6 +212,10 @@ def test_runs_are_found_here_and_in_the_shared_folder(
     assert find_named(str(other.path), here, site).path == other.path
     with pytest.raises(RunError, match="several runs begin"):
         find_named("2026", here, site)
+    assert find_of_recipe("2026", "x", here, site).path == other.path  # the other one is another recipe's
+    assert find_of_recipe("2026", "fake_recipe", here, site).path == run.path
+    with pytest.raises(RunError, match="no run begins"):
+        find_of_recipe("2027", "x", here, site)
     with pytest.raises(RunError, match="no run begins"):
         find_named("2027", here, site)
     other.record.write_text("{")

@@ -263,9 +263,12 @@ def test_a_dashboard_that_comes_back_ends_nothing_and_is_told(
     api = follower.ground.api
     assert isinstance(api, FakeApi)
 
-    def pause(_: float) -> None:
+    waited: list[float] = []
+
+    def pause(seconds: float) -> None:
         if api.looks[api.seen][0] == "SILENT":
-            api.seen += 1
+            waited.append(seconds)
+            api.seen += len(waited) > 1  # once it was asked in vain
 
     follower.pause = pause
     assert list(follower.follow()) == [1]

@@ -48,6 +48,7 @@ def test_the_sizes_of_verl_and_of_the_simulator_follow(tmp_path: Path) -> None:
     resolved = laid_out(tmp_path, hosts=("a", "b", "c", "d")).resolve(TINY, tmp_path / "runs" / "r", [])
     trainer = resolved.config["trainer"]
     assert (trainer["nnodes"], trainer["n_gpus_per_node"]) == (4, 1)
+    assert resolved.recipe.cluster.host_memory_gib == TINY.cluster.host_memory_gib / 2
     variables = resolved.runtime_env["env_vars"]
     assert variables["MUSA_SIM_DEVICES"] == "1"
     assert "GLOO_SOCKET_IFNAME" not in variables  # each host's Ray sets its own

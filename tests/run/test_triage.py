@@ -80,7 +80,7 @@ def test_a_host_that_the_logs_know_by_its_address_is_named(run: RunDirectory, fa
     ]
     card = triage_run(run, failed)
     assert card.rule == "ray.node-dead"
-    assert (card.where.host, card.where.text) == ("gpu-b", "host gpu-b (198.51.100.2)")
+    assert (card.where.host, card.where.text) == ("gpu-b", "host gpu-b (198.51.100.2), gcs_server")
 
 
 def test_a_run_that_did_not_fail_has_no_card(run: RunDirectory, record: RunRecord) -> None:
@@ -123,7 +123,7 @@ def test_the_end_of_a_failed_attempt_shows_the_card(
 @pytest.fixture
 def _no_cleaning_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verl_musa.run.runner.clean_up", lambda *_: [])
-    monkeypatch.setattr("verl_musa.run.runner.gate.settle", lambda *_: None)
+    monkeypatch.setattr("verl_musa.run.phases.gate.settle", lambda *_: None)
 
 
 def test_recorded_clocks_are_used(run: RunDirectory, failed: RunRecord) -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-import os
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import psutil
@@ -108,28 +109,28 @@ def test_a_supervisor_that_was_killed_is_told(
     assert f"verl-musa resume {run.path.name}" in said
 
 
-def test_an_end_of_an_earlier_attempt_is_not_this_ones(run: RunDirectory, record: RunRecord) -> None:
+def test_an_end_of_an_earlier_attempt_is_not_this_ones(
+    run: RunDirectory, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     several(run, record)
     display = EventDisplay(events_file(run))
     display.event("attempt", number=1, hosts=[])
     display.event("end", code=1, error="then")
-    sign(run, alive=True, started=psutil.Process().create_time())
-    state = {
-        "pid": os.getpid(),
-        "started": psutil.Process().create_time() + 1e6,
-        "host": "elsewhere",
-        "beat": 1,
-        "over": False,
-    }
-    write_json(state_file(run), state)  # on another machine, begun after that end
+    record.attempt.number = 2
+    record.attempt.started_at = datetime.fromtimestamp(time.time() + 5, UTC).isoformat()
+    record.save(run.record)  # a new attempt is prepared, its supervisor has not said a word yet
 
     def more(_: float) -> None:
+        monkeypatch.setattr("time.time", lambda: 4e9)
         display.event("attempt", number=2, hosts=[])
+        sign(run, alive=True)
         record.set_status("succeeded")
         record.save(run.record)
         display.event("end", code=0, error="")
 
-    assert viewer(run, more)[0].show() == 0
+    watching, shown = viewer(run, more)
+    assert watching.show() == 0
+    assert shown.lines[1:] == ["attempt 2 on "]
 
 
 def test_a_run_on_one_host_is_shown_from_its_record(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from verl_musa.errors import RunError, VerlMusaError
 from verl_musa.recipe import Site
-from verl_musa.run.directory import RECORD, RunDirectory, find_any_run
+from verl_musa.run.directory import RECORD, RunDirectory, find_any_run, find_run
 from verl_musa.run.record import RunRecord, load_record
 
 
@@ -47,6 +47,33 @@ def find_named(named: str, runs_dir: Path, site: Site) -> RunDirectory:
         found=", ".join(path.name for path in found[-5:]) or "none",
         expected="a run id, a unique prefix of one, or the path of a run directory",
         fix="`verl-musa list` shows the runs",
+    )
+
+
+def find_of_recipe(named: str, recipe: str, runs_dir: Path, site: Site) -> RunDirectory:
+    """The run of one recipe called ``named``, here or in the site's shared folder.
+
+    Raises:
+        RunError: none or several fit.
+    """
+    found, first = {}, None
+    for folder in runs_folders(runs_dir, site):
+        try:
+            run = find_run(folder, recipe, named)
+        except RunError as error:
+            first = first or error
+        else:
+            found[run.path] = run
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if first is not None and not found:
+        raise first
+    raise RunError(
+        f"several runs begin with {named!r}",
+        where=", ".join(map(str, runs_folders(runs_dir, site))),
+        found=", ".join(map(str, found)),
+        expected="the path of a run directory",
+        fix="name one of those",
     )
 
 

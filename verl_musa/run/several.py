@@ -13,14 +13,14 @@ from verl_musa.cluster.preflight.view import Clock
 from verl_musa.cluster.ssh import Ssh
 from verl_musa.errors import HostError
 from verl_musa.observe.display import Display
-from verl_musa.recipe import Recipe, Resolved, Site, ensure_assets, load_site, resolve, sized
+from verl_musa.recipe import Recipe, Resolved, Site, ensure_assets, load_recipe, load_site, resolve, sized
 from verl_musa.run import RunOptions, plan_view
 from verl_musa.run.directory import RunDirectory, new_run_id
 from verl_musa.run.layout import Layout, lay_out, wants_several
 from verl_musa.run.phases import tell_results
 from verl_musa.run.prepare import Prepared, chosen_recipe, prepare, write_directory
 from verl_musa.run.record import load_record
-from verl_musa.run.runs import find_named
+from verl_musa.run.runs import find_of_recipe
 from verl_musa.run.supervise import launch
 
 
@@ -33,7 +33,8 @@ def several(options: RunOptions) -> tuple[RunOptions, Recipe] | None:
         VerlMusaError: no such recipe, variant or run.
     """
     if options.resume is not None:
-        run = find_named(options.resume, options.runs_dir, load_site(options.site))
+        site = load_site(options.site)
+        run = find_of_recipe(options.resume, load_recipe(options.recipe).name, options.runs_dir, site)
         options = replace(options, resume=str(run.path))
         if load_record(run.record).cluster is None:
             return None

@@ -44,7 +44,7 @@ from verl_musa.run.record import HostFacts, ProcessFacts, Status, load_record
 from verl_musa.run.resume import manifests
 from verl_musa.run.several_ground import SeveralGround
 from verl_musa.run.signals import InterruptedRunError, Signals
-from verl_musa.run.supervisor_state import Beat, asked_to_stop, stop_file
+from verl_musa.run.supervisor_state import Beat, asked_to_stop, state_file, stop_file
 
 API_LOST_S = 600.0
 """Longest time for which the head's dashboard may be silent: the job does not need it."""
@@ -357,6 +357,9 @@ def options_from(text: str) -> RunOptions:
 def launch(run: RunDirectory, options: RunOptions) -> subprocess.Popen[bytes]:
     """Start the supervisor of a run in a session of its own, and hand it the options."""
     stop_file(run).unlink(missing_ok=True)
+    state_file(run).unlink(
+        missing_ok=True
+    )  # an earlier supervisor's sign of life says nothing about this one
     with (run.logs / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "verl_musa.run.supervise", str(run.path)],

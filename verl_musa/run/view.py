@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +21,7 @@ from verl_musa.run.signals import InterruptedRunError
 from verl_musa.run.supervisor_state import sign_of
 
 LOOK_S = 0.5
-BEGIN_S = 60.0
+BEGIN_S = 120.0
 """Longest wait for a supervisor's first word."""
 INTERRUPTED = 130
 SUPERVISOR_GONE = 1
@@ -66,8 +67,12 @@ class Viewer:
         self._display.note(f"run {self._run.path.name} in {self._run.path}")
         began = time.monotonic()
         while True:
-            for event in reader.new():
-                if event.get("kind") == "end" and not self._superseded(event):
+            news = list(reader.new())
+            since = self._attempt_began() if news else 0.0
+            for event in news:
+                if float(event.get("time", 0)) < since:
+                    continue  # of an earlier supervisor: the run was resumed
+                if event.get("kind") == "end":
                     return self._end(event)
                 self._tell(event)
             sign = sign_of(self._run)
@@ -80,19 +85,15 @@ class Viewer:
                 return self._gone()
             self._pause(LOOK_S)
 
-    def _superseded(self, event: Mapping[str, Any]) -> bool:
-        """Whether that end is an earlier one's: a run that was resumed has several."""
+    def _attempt_began(self) -> float:
+        """When the attempt that goes on was prepared, in seconds since the epoch; 0 where none goes on."""
         try:
             record = load_record(self._run.record)
         except VerlMusaError:
-            return False
-        sign = sign_of(self._run)
-        return (
-            record.status in GOING_ON
-            and sign is not None
-            and sign.alive
-            and float(event.get("time", 0)) < sign.started
-        )
+            return 0.0
+        if record.status not in GOING_ON or record.attempt.number == 1:
+            return 0.0
+        return datetime.fromisoformat(record.attempt.started_at).timestamp()
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         kind = event.get("kind")
