@@ -71,7 +71,7 @@ def up(
         _remove_own(folder)
         wish = _Wish(shape=shape or Shape(), kind=kind, docker_host=docker_host, folder=folder,
                      cache=cache or default_cache(), place=place)  # fmt: skip
-        hosts = _bring_up(stack, wish)
+        hosts = _any(stack, wish)
         hosts.seconds = time.monotonic() - start
         yield hosts
 
@@ -88,24 +88,31 @@ def _in_memory(stack: ExitStack, path: Path) -> None:
         stack.callback(subprocess.run, away, check=False, capture_output=True, timeout=60)
 
 
-def _backend(stack: ExitStack, wish: _Wish) -> tuple[Docker | Namespaces, str]:
-    """What the hosts are made by, and what of."""
+def _any(stack: ExitStack, wish: _Wish) -> Hosts:
+    """Hosts by the first way that works; what one that does not has made is removed before the next is tried."""
     reasons = []
-    if wish.kind in {None, "docker"}:
+    for kind, how in (("docker", _docker), ("netns", _namespaces)):
+        if wish.kind not in {None, kind}:
+            continue
         try:
-            return _docker(stack, wish)
+            with ExitStack() as trial:
+                backend, image = how(trial, wish)
+                made = _bring_up(trial, wish, backend, image)
+                stack.push(trial.pop_all())
+                return made
         except (NoHostsError, NoEngineError) as error:
-            reasons.append(f"docker: {error}")
-    if wish.kind in {None, "netns"}:
-        try:
-            _in_memory(stack, wish.folder / "namespaces")
-            made = Namespaces(wish.folder / "namespaces", f"vmh{wish.place}")
-            root = light_root(wish.cache) if wish.shape.image is None else Path(wish.shape.image)
-        except NoHostsError as error:
-            reasons.append(f"namespaces: {error}")
-        else:
-            return made, str(root)
+            reasons.append(f"{kind}: {error}")
+        _remove_own(wish.folder)
     raise NoHostsError("; ".join(reasons) or f"kind is docker or netns, not {wish.kind}")
+
+
+def _namespaces(stack: ExitStack, wish: _Wish) -> tuple[Namespaces, str]:
+    image = wish.shape.image
+    if image is not None and not Path(image).is_dir():
+        raise NoHostsError(f"namespaces need the folder of a root file system, not the image {image}")
+    _in_memory(stack, wish.folder / "namespaces")
+    made = Namespaces(wish.folder / "namespaces", f"vmh{wish.place}")
+    return made, str(light_root(wish.cache) if image is None else Path(image))
 
 
 def _docker(stack: ExitStack, wish: _Wish) -> tuple[Docker, str]:
@@ -122,8 +129,7 @@ def _docker(stack: ExitStack, wish: _Wish) -> tuple[Docker, str]:
     return made, layered_image(made.call, image, wish.cache)
 
 
-def _bring_up(stack: ExitStack, wish: _Wish) -> Hosts:
-    backend, image = _backend(stack, wish)
+def _bring_up(stack: ExitStack, wish: _Wish, backend: Docker | Namespaces, image: str) -> Hosts:
     networks = make_networks(wish.place)
     hosts = make_hosts(wish.shape.count, networks, backend)
     keys = make_keys(wish.folder / "login", [host.name for host in hosts])

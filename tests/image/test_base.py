@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verl_musa.errors import ImageError
-from verl_musa.image.base import BaseImages, prepare_base
+from verl_musa.image.base import BaseImages, check_base, prepare_base
 from verl_musa.image.engine import Engine
 from verl_musa.image.pins import load_pins
 
@@ -69,3 +69,18 @@ def test_a_base_that_cannot_be_made_is_named_and_leaves_nothing(
         make(tmp_path, monkeypatch, Imports("docker", "0", "legacy"), broken="g++")
     assert "no such package" in str(caught.value)
     assert len(list((tmp_path / "bases").glob("*.tar"))) == 1, "the one that could be made"
+
+
+def test_what_puts_a_base_together_is_asked_for_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    make(made, monkeypatch, Imports("docker", "0", "legacy"))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    pins = load_pins("sim", ROOT)
+    check_base(pins, None, made / "bases")
+    check_base(pins, "given:1", tmp_path / "bases")
+    with pytest.raises(ImageError, match="cannot be made here") as caught:
+        check_base(pins, None, tmp_path / "bases")
+    assert "apt-get install mmdebstrap" in (caught.value.fix or "")

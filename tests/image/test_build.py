@@ -9,7 +9,7 @@ import pytest
 
 from verl_musa.errors import ImageError
 from verl_musa.image.base import BaseImages
-from verl_musa.image.build import _STEP, build_facts, dockerfile, site_registry, write_context
+from verl_musa.image.build import _STEP, build_facts, dockerfile, site_registry, timed, write_context
 from verl_musa.image.engine import Engine
 from verl_musa.image.pins import load_pins
 from verl_musa.image.wheels import Locked
@@ -113,3 +113,13 @@ def test_steps_of_both_builders_are_shown(line: str, seen: tuple[str | None, ...
 def test_the_sites_registry_is_a_value_of_site_yaml() -> None:
     assert site_registry({"registry": "mirror.example"}) == "mirror.example"
     assert site_registry({}) is None
+
+
+def test_progress_shows_the_seconds_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 100.2, 173.4])
+    monkeypatch.setattr("verl_musa.image.build.time.monotonic", lambda: next(now))
+    lines: list[str] = []
+    progress = timed(lines.append)
+    progress("1/7 pins")
+    progress("2/7 base")
+    assert lines == ["    0 s  1/7 pins", "   73 s  2/7 base"]

@@ -313,6 +313,16 @@ def test_namespaces_do_where_no_engine_starts() -> None:
         pytest.skip(f"no hosts were brought up: {error}")
 
 
+def test_why_there_are_no_hosts_is_said_of_every_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    with (
+        pytest.raises(NoHostsError, match=r"docker: .*; netns: namespaces need the folder"),
+        up(Shape(image="no-such:image"), folder=tmp_path),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_people_bring_them_up_once_and_down(tmp_path: Path) -> None:
     folder = tmp_path / "hosts"
 
