@@ -189,6 +189,48 @@ def test_a_dead_dashboard_is_noticed_at_once(
     assert f"Ray's dashboard died at its start: {line}" in error["message"]
 
 
+def test_a_raylet_that_dies_of_load_is_noticed_and_tried_again(
+    states: NodeStates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ray_is(monkeypatch, DEAF)
+    made: list[Path] = []
+
+    def make() -> Path:
+        made.append(_made(tmp_path / uuid.uuid4().hex[:8]))
+        if len(made) == 2:
+            ray_is(monkeypatch, UP)
+        else:
+            logs = made[-1] / "session_2026" / "logs"
+            logs.mkdir(parents=True)
+            (logs / "raylet.err").write_text(
+                "x\n[C 1 1] You have likely discovered a bug. Check failed: has_value() Timed out waiting\n"
+            )
+        return made[-1]
+
+    monkeypatch.setattr(agent_start, "make_temp_dir", make)
+    answer = serve("start", request(), states)
+    assert (answer["state"], len(made)) == ("up", 2)
+    assert not made[0].exists()
+    assert serve("status", '{"cluster": "c1"}', states)["processes"] == 1
+
+
+def test_a_raylet_that_dies_each_time_is_told(
+    states: NodeStates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ray_is(monkeypatch, DEAF)
+
+    def make() -> Path:
+        folder = _made(tmp_path / uuid.uuid4().hex[:8])
+        (folder / "session_2026" / "logs").mkdir(parents=True)
+        (folder / "session_2026" / "logs" / "raylet.err").write_text("Check failed: no memory\n")
+        return folder
+
+    monkeypatch.setattr(agent_start, "make_temp_dir", make)
+    error = serve("start", request(), states)["error"]
+    assert "raylet died at its start: Check failed: no memory" in error["message"]
+    assert states.all() == []
+
+
 def test_a_killed_ray_has_ended_and_may_be_started_again(
     states: NodeStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

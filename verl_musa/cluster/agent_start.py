@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,13 @@ from verl_musa.errors import HostError
 
 LOOK_S = 0.5
 STARTED = re.compile(r"Ray runtime started")
+TRIES = 3
+_CRASHED = re.compile(r"Check failed: .*")
 Stop = Callable[[Mapping[str, Any], NodeStates], dict[str, Any]]
+
+
+class RayletDiedError(HostError):
+    """The raylet ended while it started. A Ray that waits 15 s for its own processes does so on a loaded host; trying again helps."""
 
 
 def start(request: Mapping[str, Any], states: NodeStates, stop: Stop) -> dict[str, Any]:
@@ -42,20 +49,38 @@ def start(request: Mapping[str, Any], states: NodeStates, stop: Stop) -> dict[st
             already = True
         else:
             already = False
-    if not already:
-        if state is not None:
-            stop({"cluster": spec.cluster}, states)  # what an earlier start, or a killed Ray, left
+    if already and state is not None:
+        _wait(spec, state, states.log(spec.cluster))
+    else:
+        state = _start_anew(spec, state, states, stop)
+    return {"state": "up", "already": already, "pid": state.pid, "temp_dir": state.temp_dir, "session": str(state.session or "")}  # fmt: skip
+
+
+def _start_anew(spec: NodeSpec, left: NodeState | None, states: NodeStates, stop: Stop) -> NodeState:
+    """Start Ray; again where its raylet died of a loaded host.
+
+    Raises:
+        HostError: it did not come up; nothing of it is left.
+    """
+    if left is not None:
+        stop({"cluster": spec.cluster}, states)  # what an earlier start, or a killed Ray, left
+    deadline = time.monotonic() + spec.wait_s
+    for more in range(TRIES - 1, -1, -1):
         with states.locked():
             _refuse_strangers(spec, states)
             state = _launch(spec, states)
-    assert state is not None  # noqa: S101  (for the type checker: either branch has set it)
-    try:
-        _wait(spec, state, states.log(spec.cluster))
-    except HostError:
-        if not already:
+        try:
+            _wait(replace(spec, wait_s=deadline - time.monotonic()), state, states.log(spec.cluster))
+        except RayletDiedError:
             stop({"cluster": spec.cluster}, states)
-        raise
-    return {"state": "up", "already": already, "pid": state.pid, "temp_dir": state.temp_dir, "session": str(state.session or "")}  # fmt: skip
+            if not more or time.monotonic() > deadline:
+                raise
+        except HostError:
+            stop({"cluster": spec.cluster}, states)
+            raise
+        else:
+            return state
+    raise AssertionError("the last try returns or raises")
 
 
 def _require_same(state: NodeState, spec: NodeSpec) -> None:
@@ -160,6 +185,9 @@ def _wait(spec: NodeSpec, state: NodeState, log: Path) -> None:
             raise _failure(spec, "Ray ended while it started", log)
         if (said := dashboard_failure(state.session)) is not None:
             raise _failure(spec, f"Ray's dashboard died at its start: {said}", log)
+        if (said := _raylet_failure(state)) is not None:
+            raise RayletDiedError(f"Ray's raylet died at its start: {said}", found=tail(log, 6),
+                                  fix="the host is too loaded, or its ports or addresses are wrong: see raylet.out")  # fmt: skip
         if STARTED.search(tail(log, 200)):
             seen = _dashboard(spec) if spec.head else ""
             if not seen:
@@ -173,6 +201,14 @@ def _wait(spec: NodeSpec, state: NodeState, log: Path) -> None:
         else "still starting"
     )
     raise _failure(spec, f"Ray was not up within {spec.wait_s:.0f} s: {what}", log)
+
+
+def _raylet_failure(state: NodeState) -> str | None:
+    """What a raylet that crashed said; ``ray start`` goes on waiting for it."""
+    session = state.session
+    text = tail(session / "logs" / "raylet.err", 60) if session else ""
+    found = _CRASHED.search(text)
+    return found.group()[:300] if found else None
 
 
 def _dashboard(spec: NodeSpec) -> str:

@@ -21,7 +21,7 @@ from verl_musa.recipe.site import RayPorts, Site
 
 HEAD_S = 420.0
 """Bound of the head's start: its dashboard takes minutes on a loaded host."""
-WORKER_S = 180.0
+WORKER_S = 240.0
 STOP_S = 120.0
 SSH_EXTRA_S = 30.0
 """What ssh and the agent's own cleaning up may take beyond a bound that the agent keeps."""

@@ -51,6 +51,7 @@ class Resolved:
         runtime_env: the ``runtime_env`` of the Ray job.
         seed: the recipe's seed.
         missing_site: names of the site that are used and not set -> the first place that uses each.
+        interface_by_host: whether each host is told its own training interface, so that the recipe needs to name none.
     """
 
     recipe: Recipe
@@ -61,6 +62,7 @@ class Resolved:
     runtime_env: dict[str, Any]
     seed: int
     missing_site: Mapping[str, str] = field(default_factory=dict)
+    interface_by_host: bool = False
 
     def select(self, path: str, default: Any = None) -> Any:
         """Value of ``path`` in verl's config, interpolations resolved; ``default`` where unset, open or unresolvable."""

@@ -118,6 +118,8 @@ def check_network(subject: Subject) -> Finding:
     nodes = subject.integer("trainer.nnodes")
     where = recipe.document.where(("network",))
     profile = None if recipe.network is None else recipe.network.profile
+    if nodes > 1 and profile in {None, "single"} and subject.resolved.interface_by_host:
+        return ok("each host's own interface, by its address in the training network")
     if nodes > 1 and profile in {None, "single"}:
         given = variables(subject)
         if given.get("MCCL_SOCKET_IFNAME") and given.get("GLOO_SOCKET_IFNAME"):

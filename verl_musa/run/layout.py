@@ -67,24 +67,29 @@ class Layout:
             self, hosts=tuple(hosts), spares=tuple(h for h in self.everybody if h.name not in names)
         )
 
-    def resolve(self, recipe: Recipe, run_dir: Path, sets: Sequence[str]) -> Resolved:
+    def resolve(
+        self, recipe: Recipe, run_dir: Path, sets: Sequence[str], *, without_site: bool = False
+    ) -> Resolved:
         """The recipe as this layout runs it.
 
         The interface of the gradients' network is a fact of the host: where the recipe's network block does not name one, a
         ``GLOO_SOCKET_IFNAME`` of its runtime_env.yaml (written for one host) gives way to what each host's Ray sets for itself. A
-        simulator shows as many devices as each host hands out.
+        simulator shows as many devices as each host hands out. ``without_site``: as for :func:`verl_musa.recipe.resolve`.
 
         Raises:
             RecipeError: a mistake in the recipe.
         """
         placed = sized(recipe, nodes=len(self.hosts), devices_per_node=self.devices)
-        resolved = resolve(placed, run_dir=run_dir, site=self.site, sets=sets, cache=self.cache)
+        resolved = resolve(
+            placed, run_dir=run_dir, site=self.site, sets=sets, cache=self.cache, without_site=without_site
+        )
         variables = dict(resolved.runtime_env.get("env_vars", {}))
         if recipe.network is None or recipe.network.interface is None:
             variables = {name: text for name, text in variables.items() if name not in INTERFACE}
         if recipe.device.simulated:
             variables[SIMULATED] = str(self.devices)
-        return replace(resolved, runtime_env={**resolved.runtime_env, "env_vars": variables})
+        runtime_env = {**resolved.runtime_env, "env_vars": variables}
+        return replace(resolved, runtime_env=runtime_env, interface_by_host=True)
 
     def as_written(self, recipe: Recipe, run_dir: Path, sets: Sequence[str]) -> Resolved:
         """The recipe in its own size, which is what its lock holds."""

@@ -85,16 +85,17 @@ def _named(recipe: Recipe) -> str:
 
 def _planned(options: RunOptions, recipe: Recipe, site: Site, layout: Layout | None) -> Resolved:
     """The recipe in the size of its run, as far as the site is known."""
-    cluster = recipe.cluster
     if layout is not None:
-        nodes, devices, runs = len(layout.hosts), layout.devices, layout.runs_dir
-    else:
-        nodes = options.nodes or len(options.hosts) or cluster.nodes
-        devices, runs = options.devices_per_node or cluster.devices_per_node, options.runs_dir
-    placed = sized(recipe, nodes=nodes, devices_per_node=devices)
-    run_dir = (runs / recipe.name / new_run_id()).resolve()
-    return resolve(placed, run_dir=run_dir, site=site, sets=options.sets, without_site=True,
-                   cache=None if layout is None else layout.cache)  # fmt: skip
+        run_dir = layout.runs_dir / recipe.name / new_run_id()
+        return layout.resolve(recipe, run_dir, options.sets, without_site=True)
+    cluster = recipe.cluster
+    placed = sized(
+        recipe,
+        nodes=options.nodes or len(options.hosts) or cluster.nodes,
+        devices_per_node=options.devices_per_node or cluster.devices_per_node,
+    )
+    run_dir = (options.runs_dir / recipe.name / new_run_id()).resolve()
+    return resolve(placed, run_dir=run_dir, site=site, sets=options.sets, without_site=True)
 
 
 def _launch(options: RunOptions, layout: Layout, display: Display) -> RunDirectory:

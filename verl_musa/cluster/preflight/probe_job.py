@@ -25,6 +25,8 @@ ROUNDS = 3
 """Repetitions of the all-reduce; the fastest counts."""
 
 ACCEPT_S = 20.0
+USUAL_S = 80.0
+"""Bound of the whole that the bounds of the steps are made for."""
 
 
 class Worker:
@@ -161,13 +163,14 @@ class Probe:
         self._given = parameters
         self._told = told
         self._until = time.monotonic() + float(parameters["seconds"])
+        self._patience = max(1.0, float(parameters["seconds"]) / USUAL_S)
         self._hosts: dict[str, str] = parameters["hosts"]
         self._workers: dict[str, Any] = {}
         self.report: dict[str, Any] = {"step": "start", "hosts": {}, "pairs": [], "errors": {}}
 
     def left(self, most: float) -> float:
-        """Seconds that a step may take."""
-        return max(1.0, min(most, self._until - time.monotonic()))
+        """Seconds that a step may take: ``most`` where the whole has its usual bound, more where it has more."""
+        return max(1.0, min(most * self._patience, self._until - time.monotonic()))
 
     def run(self) -> None:
         """Take the steps, one after another; one that fails does not keep the others from being tried."""
