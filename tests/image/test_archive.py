@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +92,17 @@ def test_licences_are_listed_as_the_sbom_states_them() -> None:
         ("b", "2", "MIT OR Apache-2.0"),
         ("c", "", "not stated"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("licences", "shown"),
+    [
+        ([{"license": {"name": "declared license of 'a'", "text": {"content": "Apache 2.0\nmore"}}}], "Apache 2.0"),
+        ([{"license": {"name": "declared license of 'a'", "text": {"content": "QlNE", "encoding": "base64"}}}], "BSD"),
+        ([{"license": {"name": "declared license file: LICENSE", "text": {"content": "Permission is"}}}], "its text is in the SBOM"),
+        ([{"license": {"name": "declared license of 'a'", "text": {"content": "long"}}}, {"license": {"id": "MIT"}}], "MIT"),
+        ([{"license": {"name": ""}}], "not stated"),
+    ],
+)  # fmt: skip
+def test_a_licence_in_words_counts_where_there_is_no_id(licences: list[dict[str, Any]], shown: str) -> None:
+    assert licence_rows({"components": [{"name": "a", "licenses": licences}]}) == [("a", "", shown)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -10,6 +11,9 @@ from verl_musa.image.provenance import SBOM, share_folder
 from verl_musa.image.tree import SHARE
 
 UNSTATED = "not stated"
+ONLY_TEXT = "its text is in the SBOM"
+DECLARED = "declared license of"
+"""How cyclonedx-py calls the field License of a package's metadata, when that is no SPDX id."""
 
 
 def read_sbom(reference: str | None) -> dict[str, Any]:
@@ -46,13 +50,26 @@ def licence_rows(sbom: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _licence(stated: Any) -> str:
-    found = []
-    for entry in stated:
-        licence = entry.get("license", {})
-        name = entry.get("expression") or licence.get("id") or licence.get("name", "")
-        first = next(iter(str(name).strip().splitlines()), "").rpartition(" :: ")[
-            2
-        ]  # of a classifier the last part
-        if first and first not in found:
-            found.append(first[:80])
-    return "; ".join(found) or UNSTATED
+    """The licences of a component, each once: ids and names, else what its metadata says in words, else that it has a text."""
+    found = [_name(entry) for entry in stated if "text" not in entry.get("license", {})]
+    texts = [entry["license"] for entry in stated if "text" in entry.get("license", {})]
+    found = found or [_first_line(text) for text in texts if str(text.get("name", "")).startswith(DECLARED)]
+    return "; ".join(dict.fromkeys(filter(None, found))) or (ONLY_TEXT if texts else UNSTATED)
+
+
+def _name(entry: dict[str, Any]) -> str:
+    licence = entry.get("license", {})
+    name = entry.get("expression") or licence.get("id") or licence.get("name", "")
+    return _short(str(name)).rpartition(" :: ")[2]  # of a classifier the last part
+
+
+def _first_line(licence: dict[str, Any]) -> str:
+    text = licence["text"]
+    content = str(text.get("content", ""))
+    if text.get("encoding") == "base64":
+        content = base64.b64decode(content).decode("utf-8", "replace")
+    return _short(content)
+
+
+def _short(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")[:80]
