@@ -160,6 +160,14 @@ def test_without_devices_none_is_asked_for(played: Callable[..., Played]) -> Non
     assert ray.bundles == [{"CPU": 1.0}] * 3
 
 
+def test_one_host_alone_has_no_pairs(played: Callable[..., Played]) -> None:
+    played(["127.0.0.1"])
+    probe = _probe(hosts={"node1": "127.0.0.1"})
+    probe.run()
+    assert probe.report["pairs"] == []
+    assert "errors" not in probe.report["hosts"]["node1"]
+
+
 def test_hosts_that_ray_cannot_place_on(played: Callable[..., Played]) -> None:
     played(fits=False)
     probe = _probe()

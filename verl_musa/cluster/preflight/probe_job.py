@@ -62,6 +62,7 @@ class Worker:
         """Take in ``count`` transfers of ``size`` bytes on a free port of ``address``, each answered by one byte."""
         server = socket.create_server((address, 0), family=_family(address))
         server.settimeout(ACCEPT_S)
+        port = int(server.getsockname()[1])
 
         def serve() -> None:
             with server, suppress(OSError):
@@ -69,7 +70,7 @@ class Worker:
                     _take_in(server.accept()[0], size)
 
         threading.Thread(target=serve, daemon=True).start()
-        return int(server.getsockname()[1])
+        return port
 
     def send(self, address: str, port: int, size: int, limit: float) -> float:
         """Seconds until ``size`` bytes are over there; -1.0 where they are not within ``limit``."""
@@ -260,6 +261,8 @@ class Probe:
         names = [name for name in self._hosts if name in self._workers]
         size, until = self._given["pair_bytes"], time.monotonic() + self.left(15)
         turns = rounds(names)
+        if not turns:
+            return
         ports = self._gather(
             {name: self._workers[name].listen.remote(self._hosts[name], size, len(turns)) for name in names},
             10,
