@@ -108,7 +108,7 @@ def status(request: Request, states: NodeStates) -> Answer:
     with states.locked():
         if states.load(state.cluster) is not None:  # not stopped meanwhile
             states.save(state)
-    ended = None if state.alive else _said_at_the_end(state, states)
+    ended = None if state.alive else _said_at_the_end(state)
     return {
         "state": "up" if state.alive else "ended",
         "ended": ended,
@@ -154,14 +154,10 @@ def _look_at_engines(state: NodeState, processes: list[psutil.Process]) -> None:
             engine["gone"] = time.time()
 
 
-def _said_at_the_end(state: NodeState, states: NodeStates) -> str:
+def _said_at_the_end(state: NodeState) -> str:
     session = state.session
     said = tail(session / "logs" / "ray_process_exit.log", 20) if session else ""
-    return (
-        said
-        or tail(states.log(state.cluster), 8)
-        or "it left no words; it was killed, or the host was restarted"
-    )
+    return said or "it left no words: it was killed, or the host was restarted"
 
 
 def logs(request: Request, states: NodeStates) -> Answer:
