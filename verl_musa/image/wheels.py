@@ -290,7 +290,7 @@ def fetch(
         ImageError: a file cannot be had, or has another hash.
     """
     wheels.mkdir(parents=True, exist_ok=True)
-    found = {}
+    found: dict[str, list[Path]] = {}
     for layer, lock in locks.items():
         known = _by_hash(wheels, lock)
         missing = [entry for entry in lock if entry.name not in known]
