@@ -171,12 +171,13 @@ def test_the_command_refuses_and_leaves_no_run(
     command = ["run", str(place.recipe), "--no-gate", "--dry-run", "--runs-dir", str(tmp_path / "runs")]
     locked(place)
     assert main(command) == 0, "as locked it would start"
+    runs = sorted((tmp_path / "runs").glob("*/*"))
     MISMATCHES[item][0](place, monkeypatch)
     assert main(command) == 2
     said = capsys.readouterr().err
     assert f"fake_recipe is not what its lock says: {item}\n" in said
     assert MISMATCHES[item][1] in said
-    assert not (tmp_path / "runs").exists()
+    assert sorted((tmp_path / "runs").glob("*/*")) == runs
 
 
 @pytest.mark.parametrize("item", MISMATCHES)
