@@ -21,7 +21,8 @@ from verl_musa.cluster.preflight.afterwards import Wish, look_afterwards
 from verl_musa.cluster.ssh import Ssh
 from verl_musa.recipe import load_site
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+# Nightly until it has been seen to pass on a quiet machine.
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 BOUND_S = 90.0
 VICTIM = 2

