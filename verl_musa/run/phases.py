@@ -31,7 +31,34 @@ from verl_musa.run.report import (
     summarize,
     write_report,
 )
+from verl_musa.run.signals import InterruptedRunError, Signals
 from verl_musa.run.triage import triage_end
+
+
+def attempt(signals: Signals, work: Callable[[], None], end: Callable[[Status, str | None], None]) -> None:
+    """Do the work of an attempt; whatever happens, ``end`` is told how it ended and why, with signals held.
+
+    Raises:
+        BaseException: whatever the work raised.
+    """
+    status: Status = "interrupted"
+    reason: str | None = "interrupted"
+    try:
+        work()
+        signals.hold()
+        status, reason = "succeeded", None
+    except InterruptedRunError as interrupt:
+        reason = str(interrupt)
+        raise
+    except VerlMusaError as error:
+        status, reason = "failed", str(error)
+        raise
+    except BaseException as error:
+        status, reason = "failed", f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        signals.hold()
+        end(status, reason)
 
 
 def submit(api: JobsApi, prepared: Prepared, own: dict[str, str], python: str | None = None) -> str:

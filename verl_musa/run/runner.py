@@ -14,7 +14,7 @@ from verl_musa.checks import Result
 from verl_musa.cluster.local_ray import LocalRay, RayPlan, make_temp_dir, ray_environment, start_ray
 from verl_musa.cluster.processes import OwnedProcesses
 from verl_musa.diagnose import failures, read_gate
-from verl_musa.errors import JobFailedError, VerlMusaError
+from verl_musa.errors import JobFailedError
 from verl_musa.observe.display import Display, open_display
 from verl_musa.recipe import Recipe
 from verl_musa.run import RunOptions
@@ -24,7 +24,7 @@ from verl_musa.run.follow import Limits
 from verl_musa.run.ground import LocalGround
 from verl_musa.run.guardian import Guardian
 from verl_musa.run.launch import job_command, own_variables
-from verl_musa.run.phases import conclude, follow_and_hold, submit
+from verl_musa.run.phases import attempt, conclude, follow_and_hold, submit
 from verl_musa.run.prepare import Prepared, plan, prepare, write_directory
 from verl_musa.run.record import Status
 from verl_musa.run.resume import manifests
@@ -123,25 +123,16 @@ class Runner:
         """Run one attempt; whatever happens, nothing of it is left running and the record says how it ended."""
         owned = OwnedProcesses(prepared.run.path.name)
         guardian = Guardian(prepared.run)
-        status: Status = "interrupted"
-        reason: str | None = "interrupted"
-        try:
+
+        def work() -> None:
             guardian.ensure()
             self._bring_up_and_follow(prepared, ray_plan, owned, guardian)
-            self._signals.hold()
-            status, reason = "succeeded", None
-        except InterruptedRunError as interrupt:
-            reason = str(interrupt)
-            raise
-        except VerlMusaError as error:
-            status, reason = "failed", str(error)
-            raise
-        except BaseException as error:
-            status, reason = "failed", f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            self._signals.hold()
-            self._finish(prepared, owned, guardian, status, reason)
+
+        attempt(
+            self._signals,
+            work,
+            lambda status, reason: self._finish(prepared, owned, guardian, status, reason),
+        )
 
     def _bring_up_and_follow(
         self, prepared: Prepared, ray_plan: RayPlan, owned: OwnedProcesses, guardian: Guardian

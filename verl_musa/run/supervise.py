@@ -38,7 +38,7 @@ from verl_musa.run.events import EventDisplay, events_file
 from verl_musa.run.follow import Limits
 from verl_musa.run.launch import BACKENDS, job_runtime_env, own_variables
 from verl_musa.run.layout import Layout, lay_out
-from verl_musa.run.phases import conclude, follow_and_hold, submit, tell_results
+from verl_musa.run.phases import attempt, conclude, follow_and_hold, submit, tell_results
 from verl_musa.run.prepare import Prepared, prepare_retry, restore, write_directory
 from verl_musa.run.record import HostFacts, ProcessFacts, Status, load_record
 from verl_musa.run.resume import manifests
@@ -129,29 +129,20 @@ class Supervisor:
 
     def _attempt(self, prepared: Prepared, layout: Layout) -> None:
         """Run one attempt; whatever happens, its cluster is taken down and the record says how it ended."""
-        status: Status = "interrupted"
-        reason: str | None = "interrupted"
-        self._signals.listen()
-        try:
+
+        def work() -> None:
             self._check_stop()
-            self._bring_up_and_follow(prepared, layout)
-            self._signals.hold()
-            status, reason = "succeeded", None
-        except InterruptedRunError as interrupt:
-            reason = str(interrupt)
-            raise
-        except VerlMusaError as error:
-            status, reason = "failed", str(error)
-            if isinstance(error, HostLostError):
+            try:
+                self._bring_up_and_follow(prepared, layout)
+            except HostLostError as error:
                 said = error.message.partition("\n")[0]
                 prepared.record.attempt.lost = dict.fromkeys(error.lost, said)
-            raise
-        except BaseException as error:
-            status, reason = "failed", f"{type(error).__name__}: {error}"
-            raise
+                raise
+
+        self._signals.listen()
+        try:
+            attempt(self._signals, work, lambda status, reason: self._end(prepared, layout, status, reason))
         finally:
-            self._signals.hold()
-            self._end(prepared, layout, status, reason)
             self._signals.listen()
 
     def _bring_up_and_follow(self, prepared: Prepared, layout: Layout) -> None:
