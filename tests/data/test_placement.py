@@ -61,6 +61,11 @@ def test_a_colocated_recipe_has_nothing_wrong(look: Look) -> None:
 
 
 @pytest.mark.usefixtures("split")
+def test_host_memory_of_a_split_recipe(look: Look) -> None:
+    assert "2 trainer(s) and 1 server(s) take about 6.7 GiB" in split_found(look, "placement.host_memory").evidence
+
+
+@pytest.mark.usefixtures("split")
 def test_a_split_recipe_has_nothing_wrong(look: Look) -> None:
     for name in CHECKS:
         finding = split_found(look, name)
@@ -305,5 +310,7 @@ def test_host_memory_of_simulated_devices(folder: Path, look: Look) -> None:
     finding = CHECKS["placement.host_memory"](look())
     assert finding.status is Status.WARN
     assert "recipe.yaml:" in finding.where
+    rewrite(folder, ("nodes: 1", "nodes: 2"))
+    assert "2 trainer(s) and 2 server(s)" in CHECKS["placement.host_memory"](look()).evidence, "of one host"
     real(folder)
     assert CHECKS["placement.host_memory"](look()).status is Status.OK

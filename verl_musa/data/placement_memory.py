@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 
 from verl_musa.checks import Check, Finding, fail, ok, unknown, warn
 from verl_musa.data.arithmetic import data_parallel
-from verl_musa.data.placement import ROLLOUT, is_split, pools, rollout_pool
+from verl_musa.data.placement import ROLLOUT, Pool, is_split, pack, pools, rollout_pool
 from verl_musa.data.sizes import CARD_GIB, RUNTIME_GIB, phases, shape_of, trainer_layout
 from verl_musa.data.subject import Subject
 from verl_musa.plan import GIB, ModelShape, States
@@ -124,29 +125,33 @@ def _by_phases(subject: Subject, shape: ModelShape) -> Finding:
 
 
 def check_host_memory(subject: Subject) -> Finding:
-    """The recipe asks for the host memory that the processes of all simulated devices take."""
+    """The recipe asks for the host memory that the processes of all simulated devices of its fullest host take."""
     recipe = subject.resolved.recipe
     if not recipe.device.simulated:
         return ok("real devices: see placement.device_memory")
-    wanted = pools(subject)
+    wanted, cluster = pools(subject), recipe.cluster
     each = math.prod(
         subject.integer(f"{ROLLOUT}.{name}")
         for name in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
     )
-    servers = rollout_pool(subject).world // max(each, 1)
-    workers = wanted["rollout"].world if is_split(subject) else 0
-    needed = (
-        SIM_BASE_GIB
-        + SIM_TRAINER_GIB * wanted["trainer"].world
-        + SIM_SERVER_GIB * servers
-        + SIM_WORKER_GIB * workers
-    )
-    shown = f"{wanted['trainer'].world} trainer(s) and {servers} server(s) take about {needed:.1f} GiB"
-    if recipe.cluster.host_memory_gib < needed:
-        return warn(f"{shown}; cluster.host_memory_gib is {recipe.cluster.host_memory_gib:g}",
+    # Where they do not fit (which cluster.devices says), one host of each pool.
+    hosts = pack(wanted, cluster.nodes, cluster.devices_per_node) or [list(wanted.values())]
+    needed, trainers, servers = max(_on_host(host, wanted["trainer"], rollout_pool(subject), each) for host in hosts)
+    shown = f"{trainers} trainer(s) and {servers} server(s) take about {needed:.1f} GiB on a host"
+    if cluster.host_memory_gib < needed:
+        return warn(f"{shown}; cluster.host_memory_gib is {cluster.host_memory_gib:g}",
                     f"set cluster.host_memory_gib to {math.ceil(needed)}, so that a run on a smaller host is refused",
                     recipe.document.where(("cluster", "host_memory_gib")))  # fmt: skip
-    return ok(f"{shown} of {recipe.cluster.host_memory_gib:g}")
+    return ok(f"{shown} of {cluster.host_memory_gib:g}")
+
+
+def _on_host(host: Sequence[Pool], trainer: Pool, rollout: Pool, each: int) -> tuple[float, int, int]:
+    """GiB, trainers and servers on a host that has groups of these pools; a server of ``each`` devices may span hosts."""
+    trainers = sum(pool.devices for pool in host if pool == trainer)
+    servers = math.ceil(sum(pool.devices for pool in host if pool == rollout) / max(each, 1))
+    workers = 0 if rollout == trainer else sum(pool.devices for pool in host if pool == rollout)
+    needed = SIM_BASE_GIB + SIM_TRAINER_GIB * trainers + SIM_SERVER_GIB * servers + SIM_WORKER_GIB * workers
+    return needed, trainers, servers
 
 
 CHECKS = (
