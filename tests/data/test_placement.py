@@ -62,7 +62,10 @@ def test_a_colocated_recipe_has_nothing_wrong(look: Look) -> None:
 
 @pytest.mark.usefixtures("split")
 def test_host_memory_of_a_split_recipe(look: Look) -> None:
-    assert "2 trainer(s) and 1 server(s) take about 6.7 GiB" in split_found(look, "placement.host_memory").evidence
+    assert (
+        "2 trainer(s) and 1 server(s) take about 6.7 GiB"
+        in split_found(look, "placement.host_memory").evidence
+    )
 
 
 @pytest.mark.usefixtures("split")

@@ -102,6 +102,23 @@ def test_consequences_alone_are_called_so(look: Triage) -> None:
     assert [one.rule for one in card.consequences] == ["ray.job-failed"]
 
 
+def test_of_consequences_in_the_same_moment_the_one_that_names_the_dead_worker_is_shown(look: Triage) -> None:
+    head = (
+        "2026-11-29 13:13:07,000 ERROR ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+        "[2026-11-29 13:13:07,400 W 50 50] (gcs_server) gcs_worker_manager.cc:70: Reporting worker exit, worker id = b274, "
+        "node id = 67e9, address = 192.0.2.12, exit_type = SYSTEM_ERROR, exit_detail = Worker unexpectedly exits with a connection "
+        "error code 2. End of file.\n"
+    )
+    card = look({"192.0.2.2/gcs_server.out": head})
+    assert (card.verdict, card.rule) == (Verdict.CONSEQUENCE, "ray.worker-vanished")
+    assert "says most" in card.why
+    assert card.where.host == "192.0.2.12"
+    later = head.replace("13:13:07,400", "13:13:17,400")
+    assert look({"192.0.2.2/gcs_server.out": later}).rule == "ray.actor-died", (
+        "what comes long after it does not"
+    )
+
+
 def test_a_chained_traceback_is_read_from_its_cause(look: Triage) -> None:
     card = look(
         {

@@ -136,7 +136,9 @@ def check_host_memory(subject: Subject) -> Finding:
     )
     # Where they do not fit (which cluster.devices says), one host of each pool.
     hosts = pack(wanted, cluster.nodes, cluster.devices_per_node) or [list(wanted.values())]
-    needed, trainers, servers = max(_on_host(host, wanted["trainer"], rollout_pool(subject), each) for host in hosts)
+    needed, trainers, servers = max(
+        _on_host(host, wanted["trainer"], rollout_pool(subject), each) for host in hosts
+    )
     shown = f"{trainers} trainer(s) and {servers} server(s) take about {needed:.1f} GiB on a host"
     if cluster.host_memory_gib < needed:
         return warn(f"{shown}; cluster.host_memory_gib is {cluster.host_memory_gib:g}",

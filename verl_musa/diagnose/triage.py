@@ -157,7 +157,7 @@ def _decide(events: list[Event], run: RunFacts | None) -> Card:
     if run is not None and run.status == "interrupted":
         return Card(Verdict.CLEAN, notes=(f"the run was interrupted: {shown(run.exit_reason)}",))
     if consequences and not _before(strong, consequences):
-        first = _first(consequences)
+        first = _most_telling(consequences)
         return _known(first, Verdict.CONSEQUENCE, [], consequences, strong)
     if strong or unknown or (run is not None and run.status == "failed"):
         return _unknown(strong or unknown, unknown, consequences, run)
@@ -175,6 +175,21 @@ def _first(events: Sequence[Event]) -> Event:
         if event.when is not None and event.when <= end:
             hosts.setdefault(event.clock, event)
     return max(hosts.values(), key=lambda event: event.rule.priority if event.rule else 0)
+
+
+def _most_telling(consequences: Sequence[Event]) -> Event:
+    """Of what comes in the same moment as the earliest, on any host, the one whose rule says most.
+
+    The order of consequences so close together says nothing: the driver may hear of a death before the host that it happened on has
+    written a line of it.
+    """
+    earliest = consequences[0].when
+    if earliest is None:
+        return consequences[0]
+    near = [
+        event for event in consequences if event.when is not None and event.when <= earliest + SAME_MOMENT_S
+    ]
+    return max(near, key=lambda event: (event.rule.priority if event.rule else 0, bool(event.who.host)))
 
 
 def _before(strong: Sequence[Event], consequences: Sequence[Event]) -> bool:
@@ -221,8 +236,12 @@ def _known(
 
 def _why(first: Event, verdict: Verdict, later: Sequence[Event], following: Sequence[Event]) -> str:
     said = []
+    earlier = [event for event in following if _order(event) < _order(first)]
     if verdict is Verdict.CONSEQUENCE:
-        said.append("no log here has a cause; this is the earliest of what only follows from one")
+        said.append("no log here has a cause; " + (
+            f"of what only follows from one this says most, within {SAME_MOMENT_S:g} s of the earliest" if earlier
+            else "this is the earliest of what only follows from one"
+        ))  # fmt: skip
     else:
         said.append(
             "it is the only cause in these logs"
@@ -239,7 +258,6 @@ def _why(first: Event, verdict: Verdict, later: Sequence[Event], following: Sequ
         and first.when
     ):
         said.append(f"the next, {other.rule.id}, came {max(0.0, other.when - first.when):.1f} s later")
-    earlier = [event for event in following if _order(event) < _order(first)]
     if following:
         said.append(
             f"{sum(event.count for event in following)} other lines can only follow from a failure elsewhere"
