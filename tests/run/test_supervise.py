@@ -15,9 +15,10 @@ import pytest
 
 from verl_musa.cluster.hosts import Host
 from verl_musa.cluster.jobs_api import Job, RayApiError
+from verl_musa.cluster.preflight.view import Clock
 from verl_musa.errors import HostError, HostLostError, JobFailedError
 from verl_musa.recipe import Site
-from verl_musa.run import RunOptions, supervise
+from verl_musa.run import RunOptions, retry, supervise
 from verl_musa.run.directory import RunDirectory
 from verl_musa.run.events import EventDisplay, EventReader, events_file
 from verl_musa.run.layout import Layout
@@ -61,7 +62,11 @@ class World:
     """What the hosts are like when a retry looks for them; one set of usable hosts a look, the last one stays."""
 
     usable: list[set[str]] = field(default_factory=lambda: [{host.name for host in FOUR}])
+    unfit: dict[str, int] = field(default_factory=dict)
+    """Host -> number of preflights that it does not pass."""
+
     looks: int = 0
+    preflights: list[list[str]] = field(default_factory=list)
 
     def try_members(self, _fleet: Any, hosts: Any, *_: Any) -> Any:
         names = self.usable[min(self.looks, len(self.usable) - 1)]
@@ -71,6 +76,18 @@ class World:
             host.name: HostError("the host does not answer") for host in hosts if host.name not in names
         }
 
+    def look(self, _site: Any, hosts: Any, *_: Any, **__: Any) -> Any:
+        names = [host.name for host in hosts]
+        self.preflights.append(names)
+        failed = [name for name in names if self.unfit.get(name)]
+        for name in failed:
+            self.unfit[name] -= 1
+        results = [
+            SimpleNamespace(host=name, check="path.exists", evidence="not there", fix="mount it")
+            for name in failed
+        ]
+        return SimpleNamespace(failed=results, clocks={name: Clock(0.5, 0.001, 0) for name in names})
+
 
 Make = Callable[..., Scripted]
 
@@ -78,8 +95,10 @@ Make = Callable[..., Scripted]
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(supervise, "try_members", made.try_members)
-    monkeypatch.setattr(supervise, "LOOK_S", 0.01)
+    monkeypatch.setattr(retry, "try_members", made.try_members)
+    monkeypatch.setattr(retry, "look", made.look)
+    monkeypatch.setattr(retry, "LOOK_S", 0.01)
+    monkeypatch.setattr(Layout, "resolve", lambda *_, **__: None)
     return made
 
 
@@ -124,6 +143,44 @@ def test_a_retry_takes_the_spare_for_the_lost_host(make: Make) -> None:
     one = make([lost("node2"), None], options={"retries": 1})
     assert one.work() == 0
     assert one.attempts == [["node1", "node2", "node3"], ["node1", "node3", "node4"]]
+
+
+def test_a_retry_looks_at_its_hosts_first_and_keeps_all_clocks(
+    make: Make, world: World, run: RunDirectory
+) -> None:
+    run.clocks.write_text('{"schema": 1, "hosts": {"node2": {"ahead_s": 3.0, "utc_offset_s": 0}}}')
+    one = make([lost("node2"), None], options={"retries": 1})
+    assert one.work() == 0
+    assert world.preflights == [["node1", "node3", "node4"]]
+    hosts = json.loads(run.clocks.read_text())["hosts"]
+    assert {name: clock["ahead_s"] for name, clock in hosts.items()} == {
+        "node1": 0.5,
+        "node2": 3.0,
+        "node3": 0.5,
+        "node4": 0.5,
+    }
+
+
+def test_a_spare_that_does_not_pass_preflight_gives_way_to_the_host_that_has_come_back(
+    make: Make, world: World
+) -> None:
+    world.unfit = {"node4": 9}
+    one = make([lost("node2"), None], options={"retries": 1})
+    assert one.work() == 0
+    assert world.preflights[0] == ["node1", "node3", "node4"]
+    assert one.attempts[1] == ["node1", "node3", "node2"]
+
+
+def test_hosts_that_do_not_pass_preflight_are_waited_for_within_the_bound(make: Make, world: World) -> None:
+    world.unfit = {"node3": 2}
+    one = make([lost("node2"), None], nodes=4, options={"retries": 1})
+    assert one.work() == 0
+    assert len(world.preflights) == 3
+    world.unfit = {"node3": 10**6}
+    one = make([lost("node2")], nodes=4, options={"retries": 1}, return_s=0.05)
+    with pytest.raises(JobFailedError, match="the hosts that are left do not pass preflight") as caught:
+        one.work()
+    assert (caught.value.where, caught.value.found) == ("node3", "node3: path.exists: not there")
 
 
 def test_a_retry_waits_for_the_host_to_come_back_where_there_is_no_spare(make: Make, world: World) -> None:

@@ -134,6 +134,7 @@ def preflight(prepared: Prepared, layout: Layout, display: Display) -> Mapping[s
         prepared.resolved,
         Ssh(layout.site),
         display.phase,
+        run_dir=prepared.run.path,
         run_id=prepared.run.path.name,
         hold_lock=False,
     )

@@ -24,13 +24,12 @@ import psutil
 from rich.console import Console
 
 from verl_musa.cluster.bring_up import Cluster, bring_up, forget_record, keep_record, owner, take_down
-from verl_musa.cluster.fleet import Fleet, Member, members, try_members
+from verl_musa.cluster.fleet import Fleet, Member, members
 from verl_musa.cluster.jobs_api import JobsApi, RayApiError
 from verl_musa.cluster.preflight.afterwards import Wish, look_afterwards
 from verl_musa.cluster.ssh import Remote, Ssh
 from verl_musa.diagnose import triage_card
-from verl_musa.errors import HostLostError, JobFailedError, VerlMusaError
-from verl_musa.fileio import write_json
+from verl_musa.errors import HostLostError, VerlMusaError
 from verl_musa.recipe import load_recipe, load_site
 from verl_musa.run import RunOptions
 from verl_musa.run.directory import RunDirectory
@@ -42,6 +41,7 @@ from verl_musa.run.phases import attempt, conclude, follow_and_hold, submit, tel
 from verl_musa.run.prepare import Prepared, prepare_retry, restore, write_directory
 from verl_musa.run.record import HostFacts, ProcessFacts, Status, load_record
 from verl_musa.run.resume import manifests
+from verl_musa.run.retry import Search
 from verl_musa.run.several_ground import SeveralGround
 from verl_musa.run.signals import InterruptedRunError, Signals
 from verl_musa.run.supervisor_state import Beat, asked_to_stop, state_file, stop_file
@@ -50,7 +50,6 @@ API_LOST_S = 600.0
 """Longest time for which the head's dashboard may be silent: the job does not need it."""
 RETURN_S = 900.0
 """Longest wait for a lost host to come back."""
-LOOK_S = 10.0
 JOB_STOP_S = 20.0
 HASHES_S = 120.0
 PROBE_S = 480.0
@@ -85,7 +84,8 @@ class Supervisor:
         self._options = options
         self._display = display
         self._site = load_site(options.site)
-        self._fleet = Fleet(remote or Ssh(self._site), self._site.python)
+        self._remote = remote or Ssh(self._site)
+        self._fleet = Fleet(self._remote, self._site.python)
         self._limits = limits or Limits(stall=options.stall_minutes * 60, api_lost=API_LOST_S, proof=60.0)
         self._return_s = return_s
         self._signals = Signals()
@@ -111,7 +111,8 @@ class Supervisor:
                     self._display.note(
                         f"{error.message.partition(chr(10))[0]}; trying again, {left - 1} retries left after this"
                     )
-                    layout = self._hosts_for_retry(layout, error)
+                    search = Search(self._run, self._options, recipe, self._remote, self._display, self._check_stop, self._return_s)  # fmt: skip
+                    layout = search.hosts(layout, error)
                     prepared = self._prepare_retry(layout)
                 else:
                     break
@@ -202,7 +203,7 @@ class Supervisor:
         )
 
     def _note_hosts(self, prepared: Prepared, cluster: Cluster) -> None:
-        """Put the hosts into the record, and their clocks to where triage looks for them."""
+        """Put the hosts into the record."""
         record, head = prepared.record, cluster.head
         record.attempt.hosts = [
             HostFacts(
@@ -225,12 +226,6 @@ class Supervisor:
             hosts=names,
             resumed_from=record.attempt.resumed_from_step,
         )
-        if not prepared.run.clocks.exists():  # preflight has measured them better
-            clocks = {
-                m.name: {"ahead_s": round(m.ahead - head.ahead, 3), "utc_offset_s": m.utc_offset}
-                for m in cluster.members
-            }
-            write_json(prepared.run.clocks, {"schema": 1, "hosts": clocks})
 
     def _end(self, prepared: Prepared, layout: Layout, status: Status, reason: str | None) -> None:
         """End the job, then the cluster; gather what there is; write the end."""
@@ -251,40 +246,6 @@ class Supervisor:
             text = io.StringIO()
             triage_card.render(card, Console(file=text, width=120, highlight=False))
             self._display.event("card", text=text.getvalue())
-
-    def _hosts_for_retry(self, layout: Layout, error: HostLostError) -> Layout:
-        """The hosts that are left, spares, and lost ones that have come back; waits for them within a bound.
-
-        Raises:
-            JobFailedError: there are not enough of them within it, or the head is not among them.
-        """
-        deadline = time.monotonic() + self._return_s
-        nodes, head = len(layout.hosts), layout.hosts[0]
-        while True:
-            self._check_stop()
-            found, wrong = try_members(self._fleet, layout.everybody, self._site, time.time)
-            usable = {member.name for member in found}
-            order = sorted(
-                layout.everybody, key=lambda host: (host.name != head.name, host.name in error.lost)
-            )
-            fitting = [host for host in order if host.name in usable]
-            if len(fitting) >= nodes and fitting[0].name == head.name:
-                chosen = fitting[:nodes]
-                self._display.note(f"goes on with {', '.join(host.name for host in chosen)}")
-                return layout.on(chosen)
-            why = "; ".join(f"{name}: {one.message}" for name, one in wrong.items())
-            if time.monotonic() > deadline:
-                raise JobFailedError(
-                    f"too few hosts are left to go on: {len(fitting)} of {nodes}"
-                    if len(fitting) < nodes
-                    else f"the head {head.name} has not come back",
-                    where=", ".join(error.lost),
-                    found=why,
-                    expected=f"{nodes} hosts with {head.name} among them, within {self._return_s / 60:.0f} minutes",
-                    fix=f"mend the host or name another one, then `verl-musa resume {self._run.path.name} --hosts …`",
-                ) from error
-            self._display.phase(f"a host to come back: {len(fitting)} of {nodes} are usable ({why})")
-            time.sleep(LOOK_S)
 
 
 def stop_job(api: JobsApi, submission_id: str, *, timeout_s: float = JOB_STOP_S) -> bool:

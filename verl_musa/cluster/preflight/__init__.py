@@ -6,6 +6,7 @@ looks at.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -177,8 +178,8 @@ def _on_their_hosts(view: View) -> dict[str, str]:
 
 
 def write_clocks(path: Path, clocks: Mapping[str, Clock]) -> None:
-    """Write the hosts' clocks as triage reads them (docs/run-directory.md)."""
-    hosts = {
+    """Write the hosts' clocks as triage reads them (docs/run-directory.md); those of other hosts, of an earlier attempt, stay."""
+    hosts = _written_clocks(path) | {
         name: {
             "ahead_s": round(clock.ahead, 4),
             "within_s": round(clock.within, 4),
@@ -188,3 +189,11 @@ def write_clocks(path: Path, clocks: Mapping[str, Clock]) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"schema": CLOCKS_SCHEMA, "hosts": hosts})
+
+
+def _written_clocks(path: Path) -> dict[str, object]:
+    try:
+        hosts = json.loads(path.read_text(encoding="utf-8"))["hosts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # none, or of no use to anybody
+    return dict(hosts) if isinstance(hosts, dict) else {}
