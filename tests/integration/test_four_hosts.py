@@ -1,17 +1,20 @@
 """``verl-musa run qwen3-tiny-dense --hosts …`` on hosts that are really there: a whole run; stop and resume; a host killed in the middle.
 
-The command runs in the head, as a user's would. Four hosts where memory allows, else two and a spare.
+The command runs in the head, as a user's would. Four hosts where memory allows, else two and a spare: containers of the image that this
+session builds (or VERL_MUSA_HOSTS_IMAGE in the engine of DOCKER_HOST); network namespaces with this environment where no engine starts, or
+with VERL_MUSA_HOSTS_KIND=netns.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +22,20 @@ import psutil
 import pytest
 
 from ci.hosts import Hosts, NoHostsError, Shape, faults, up, with_stack
-from ci.hosts.model import SHARED
+from ci.hosts.model import IMAGE_PYTHON, SHARED
+
+from .conftest import SimImage
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(3000)]
 
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "qwen3-tiny-dense"
 GIB = 1024**3
 HOST_GIB = 4.5
 """One host with a trainer, an SGLang server and Ray, measured on the simulated device; the head takes a little more."""
 LIMIT_S = 1500
 SIMULATOR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-musa" / "musa_sim"
 """Where the simulated device was compiled: the hosts have no compiler."""
-VERL_MUSA = Path(sys.prefix) / "bin" / "verl-musa"
 FEW = (
     "--set",
     "trainer.test_freq=-1",
@@ -54,8 +60,9 @@ class Place:
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        verl_musa = Path(self.hosts.shape.python or IMAGE_PYTHON).with_name("verl-musa")
         command = self.hosts.ssh_command(
-            self.hosts.head, [str(VERL_MUSA), *arguments, "--site", f"{SHARED}/login/site.yaml"]
+            self.hosts.head, [str(verl_musa), *arguments, "--site", f"{SHARED}/login/site.yaml"]
         )
         with (self.hosts.shared / "output.txt").open("ab") as output:
             process = subprocess.Popen(
@@ -69,7 +76,7 @@ class Place:
 
     def train(self, steps: int, *arguments: str) -> subprocess.Popen[bytes]:
         (self.hosts.shared / "output.txt").write_bytes(b"")
-        return self.start("run", "qwen3-tiny-dense", "--nodes", str(self.nodes), "--devices-per-node", "1",
+        return self.start("run", f"{SHARED}/recipes/{RECIPE.name}", "--nodes", str(self.nodes), "--devices-per-node", "1",
                           *FEW, "--set", f"trainer.total_training_steps={steps}", *arguments)  # fmt: skip
 
     @property
@@ -79,7 +86,7 @@ class Place:
     @property
     def run_dir(self) -> Path:
         """The last run, as this machine sees it."""
-        return max((self.hosts.shared / "runs" / "qwen3-tiny-dense").iterdir())
+        return max((self.hosts.shared / "runs" / RECIPE.name).iterdir())
 
     @property
     def record(self) -> dict[str, Any]:
@@ -108,23 +115,38 @@ class Place:
             assert "raylet" not in host.run(["ps", "-eo", "args"]), host.name
 
 
+def _wish(request: pytest.FixtureRequest, nodes: int) -> tuple[Shape, str | None, str | None]:
+    """Shape, kind and engine: hosts of the image, else this environment in network namespaces."""
+    shape = Shape(count=nodes + 1, memory="6g", shm="1g")
+    kind = os.environ.get("VERL_MUSA_HOSTS_KIND")
+    if reference := os.environ.get("VERL_MUSA_HOSTS_IMAGE"):
+        return replace(shape, image=reference), kind, os.environ.get("DOCKER_HOST")
+    if kind != "netns":
+        try:
+            image: SimImage = request.getfixturevalue("sim_image")
+        except pytest.skip.Exception as error:
+            sys.stdout.write(f"hosts without an image: {error}\n")
+        else:
+            return replace(shape, image=image.reference), kind, image.docker_host
+    return with_stack(shape, SIMULATOR), kind, None
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     nodes = _nodes()
-    image = os.environ.get("VERL_MUSA_HOSTS_IMAGE")
-    shape = Shape(count=nodes + 1, image=image, memory="6g", shm="1g")
-    if image is None:
-        shape = with_stack(shape, SIMULATOR)
+    shape, kind, engine = _wish(request, nodes)
+    folder = tmp_path_factory.mktemp("hosts")
     try:
-        with up(
-            shape, kind=os.environ.get("VERL_MUSA_HOSTS_KIND"), folder=tmp_path_factory.mktemp("hosts")
-        ) as hosts:
+        with up(shape, kind=kind, docker_host=engine, folder=folder) as hosts:
             login = hosts.shared / "login"
             login.mkdir()
             for name in ("id_ed25519", "known_hosts", "site.yaml"):
                 text = (hosts.folder / name).read_text().replace(str(hosts.folder), f"{SHARED}/login")
                 (login / name).write_text(text)
             (login / "id_ed25519").chmod(0o600)
+            shutil.copytree(
+                RECIPE, hosts.shared / "recipes" / RECIPE.name
+            )  # a user's own, which no image has
             made = Place(hosts, nodes)
             yield made
             for process in made.started:
