@@ -26,7 +26,7 @@ from ci.hosts.model import IMAGE_PYTHON, SHARED
 
 from .conftest import SimImage
 
-pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3000)]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "qwen3-tiny-dense"
@@ -74,9 +74,9 @@ class Place:
     def do(self, *arguments: str) -> int:
         return self.start(*arguments).wait(timeout=LIMIT_S)
 
-    def train(self, steps: int, *arguments: str) -> subprocess.Popen[bytes]:
+    def train(self, steps: int, *arguments: str, nodes: int | None = None) -> subprocess.Popen[bytes]:
         (self.hosts.shared / "output.txt").write_bytes(b"")
-        return self.start("run", f"{SHARED}/recipes/{RECIPE.name}", "--nodes", str(self.nodes), "--devices-per-node", "1",
+        return self.start("run", f"{SHARED}/recipes/{RECIPE.name}", "--nodes", str(nodes or self.nodes), "--devices-per-node", "1",
                           *FEW, "--set", f"trainer.total_training_steps={steps}", *arguments)  # fmt: skip
 
     @property
@@ -158,24 +158,29 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.skip(f"no hosts were brought up: {error}")
 
 
-def test_a_run_on_all_hosts_succeeds_and_leaves_its_directory_and_nothing_else(place: Place) -> None:
-    assert place.train(3).wait(timeout=LIMIT_S) == 0, place.output[-6000:]
+def assert_trained(place: Place, names: list[str], steps: int, *, attempt: int = 1) -> None:
+    """The last run succeeded: one proven worker on each of these hosts, all steps, the logs of all hosts, and nothing left."""
     record = place.record
     assert record["status"] == "succeeded"
     assert record["device"]["proven"] is True
-    assert record["device"]["count"] == place.nodes
-    names = [f"host{number}" for number in range(1, place.nodes + 1)]
-    assert [host["name"] for host in record["attempts"][0]["hosts"]] == names
+    assert record["device"]["count"] == len(names)
+    assert [host["name"] for host in record["attempts"][attempt - 1]["hosts"]] == names
     assert {worker["node"] for worker in record["device"]["workers"]} == set(names)
     assert record["device"]["mccl_calls"]
-    assert place.steps() == [1, 2, 3]
+    assert place.steps() == list(range(1, steps + 1))
     for name in names:
-        assert any((place.run_dir / "logs" / "ray" / "attempt-1" / name).glob("raylet.out"))
+        assert any((place.run_dir / "logs" / "ray" / f"attempt-{attempt}" / name).glob("raylet.out"))
     place.assert_nothing_left()
 
 
+@pytest.mark.nightly
+def test_a_run_on_all_hosts_succeeds_and_leaves_its_directory_and_nothing_else(place: Place) -> None:
+    assert place.train(3).wait(timeout=LIMIT_S) == 0, place.output[-6000:]
+    assert_trained(place, [f"host{number}" for number in range(1, place.nodes + 1)], 3)
+
+
 def test_stop_and_resume(place: Place) -> None:
-    process = place.train(6)
+    process = place.train(4, nodes=2)  # two, for it trains twice
     place.wait_for_step(process, 2)
     process.kill()  # the user's terminal
     name = place.run_dir.name
@@ -185,12 +190,11 @@ def test_stop_and_resume(place: Place) -> None:
     assert place.do("resume", name) == 0, place.output[-6000:]
     assert "its hashes hold" in place.output
     assert place.record["attempts"][1]["resumed_from_step"] >= 1
-    assert place.steps() == list(range(1, 7))
-    place.assert_nothing_left()
+    assert_trained(place, ["host1", "host2"], 4, attempt=2)
 
 
 def test_a_host_killed_in_the_middle_is_named_and_the_run_ends_whole(place: Place) -> None:
-    process = place.train(6, "--retries", "1")
+    process = place.train(4, "--retries", "1")
     place.wait_for_step(process, 2)
     victim = place.hosts.hosts[place.nodes - 1]
     with faults.killed_host(place.hosts, victim):
@@ -202,6 +206,5 @@ def test_a_host_killed_in_the_middle_is_named_and_the_run_ends_whole(place: Plac
     assert victim.name in record["attempts"][0]["lost"]
     assert f"host {victim.name} is lost" in (place.run_dir / "report.md").read_text()
     assert [attempt["status"] for attempt in record["attempts"]] == ["failed", "succeeded"]
-    assert place.hosts.hosts[place.nodes].name in [host["name"] for host in record["attempts"][1]["hosts"]]
-    assert place.steps() == list(range(1, 7))
-    place.assert_nothing_left()
+    left = [f"host{number}" for number in range(1, place.nodes)]
+    assert_trained(place, [*left, place.hosts.hosts[place.nodes].name], 4, attempt=2)
