@@ -60,7 +60,6 @@ def test_the_tiny_recipe_trains_two_steps_inside_the_image(
     assert "succeeded" in run.stdout
 
 
-@pytest.mark.nightly
 def test_two_clean_builds_have_one_content_hash_and_one_id(
     image_tool: ImageTool, sim_image: SimImage, sim_build: dict[str, Any]
 ) -> None:
@@ -72,7 +71,6 @@ def test_two_clean_builds_have_one_content_hash_and_one_id(
     assert second["id"] == sim_image.id
 
 
-@pytest.mark.nightly
 def test_the_musa_dockerfile_builds_over_a_stand_in_for_the_vendors_base(
     image_tool: ImageTool, sim_image: SimImage
 ) -> None:
