@@ -7,13 +7,12 @@ import json
 from typing import Any
 
 from verl_musa.errors import ImageError
+from verl_musa.image.debian import DECLARED
 from verl_musa.image.provenance import SBOM, share_folder
 from verl_musa.image.tree import SHARE
 
 UNSTATED = "not stated"
 ONLY_TEXT = "its text is in the SBOM"
-DECLARED = "declared license of"
-"""How cyclonedx-py calls the field License of a package's metadata, when that is no SPDX id."""
 
 
 def read_sbom(reference: str | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_musa.errors import ImageError
 from verl_musa.fileio import write_atomic, write_json
+from verl_musa.image.debian import packages
 from verl_musa.image.environment import Environment, read_environment
 from verl_musa.image.tree import SHARE, HashCache, Listing, content_hash, list_filesystem
 from verl_musa.patching import load_series
@@ -103,20 +104,8 @@ def image_provenance(build: Mapping[str, Any], root: Path = Path("/")) -> Proven
     listing = list_filesystem(root, hashes)
     facts = environment_provenance(environment, build).facts
     content = {"packages": environment.sha256, "filesystem": content_hash(listing)}
-    return Provenance({**facts, "kind": "image", "debian": _debian(root), "content": content}, listing)
-
-
-def _debian(root: Path) -> dict[str, str]:
-    """Version of every Debian package; empty where the base is of another kind."""
-    status = root / "var/lib/dpkg/status"
-    if not status.is_file():
-        return {}
-    found = {}
-    for block in status.read_text(encoding="utf-8", errors="replace").split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and line[0] != " ")
-        if fields.get("Status", "").endswith(" installed"):
-            found[fields["Package"]] = fields["Version"]
-    return found
+    debian = {package.name: package.version for package in packages(root)}
+    return Provenance({**facts, "kind": "image", "debian": debian, "content": content}, listing)
 
 
 def write_provenance(found: Provenance, folder: Path) -> None:

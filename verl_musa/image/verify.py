@@ -330,8 +330,10 @@ DEVICE = Check("image.device", "torch_musa computes", _check_device)
 
 
 def record(folder: Path | None = None, *, filesystem: bool = False) -> Provenance:
-    """Record what this environment is made of; see :mod:`verl_musa.image.provenance`."""
+    """Record what this environment is made of; see :mod:`verl_musa.image.provenance`. ``filesystem``: and complete the SBOM."""
+    from verl_musa.image.debian import add_to_sbom
     from verl_musa.image.provenance import (
+        SBOM,
         environment_provenance,
         image_provenance,
         share_folder,
@@ -339,6 +341,9 @@ def record(folder: Path | None = None, *, filesystem: bool = False) -> Provenanc
     )
 
     build = read_build_facts()
+    sbom = share_folder() / SBOM
+    if filesystem and sbom.is_file():
+        add_to_sbom(sbom)  # first, for it is among the files that are listed
     found = (
         image_provenance(build)
         if filesystem
