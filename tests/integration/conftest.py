@@ -210,13 +210,21 @@ def sim_build(image_tool: ImageTool) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def sim_image(image_tool: ImageTool, sim_build: dict[str, Any]) -> SimImage:
-    """The verified simulated image, for whoever starts containers of it."""
-    return SimImage(image_tool.docker_host, sim_build["reference"], sim_build["id"])
+def sim_image(request: pytest.FixtureRequest) -> SimImage:
+    """The verified simulated image, for whoever starts containers of it.
+
+    VERL_MUSA_TEST_IMAGE names one that the engine of DOCKER_HOST has already, for a developer who does not want to wait for a build.
+    """
+    if reference := os.environ.get("VERL_MUSA_TEST_IMAGE"):
+        command = ["docker", "image", "inspect", "--format", "{{.Id}}", reference]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return SimImage(os.environ["DOCKER_HOST"], reference, done.stdout.strip())
+    tool, built = request.getfixturevalue("image_tool"), request.getfixturevalue("sim_build")
+    return SimImage(tool.docker_host, built["reference"], built["id"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test comes first pays for the build."""
+    """Whichever test comes first pays for the build; test_four_hosts.py has the time for it."""
     for item in items:
-        if "image_tool" in getattr(item, "fixturenames", ()):
+        if {"image_tool", "sim_image"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.timeout(2 * IMAGE_LIMIT_S), append=False)

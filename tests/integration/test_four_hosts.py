@@ -1,8 +1,7 @@
 """``verl-musa run qwen3-tiny-dense --hosts …`` on hosts that are really there: a whole run; stop and resume; a host killed in the middle.
 
 The command runs in the head, as a user's would. Four hosts where memory allows, else two and a spare: containers of the image that this
-session builds (or VERL_MUSA_HOSTS_IMAGE in the engine of DOCKER_HOST); network namespaces with this environment where no engine starts, or
-with VERL_MUSA_HOSTS_KIND=netns.
+session builds; network namespaces with this environment where no engine starts, or with VERL_MUSA_HOSTS_KIND=netns.
 """
 
 from __future__ import annotations
@@ -119,8 +118,6 @@ def _wish(request: pytest.FixtureRequest, nodes: int) -> tuple[Shape, str | None
     """Shape, kind and engine: hosts of the image, else this environment in network namespaces."""
     shape = Shape(count=nodes + 1, memory="6g", shm="1g")
     kind = os.environ.get("VERL_MUSA_HOSTS_KIND")
-    if reference := os.environ.get("VERL_MUSA_HOSTS_IMAGE"):
-        return replace(shape, image=reference), kind, os.environ.get("DOCKER_HOST")
     if kind != "netns":
         try:
             image: SimImage = request.getfixturevalue("sim_image")
