@@ -20,8 +20,7 @@ import pytest
 from ci.hosts import Host, Hosts, NoHostsError, Shape, faults, up
 from ci.hosts.model import SHARED, Which
 
-# Nightly until one whole run of it on a quiet machine has passed.
-pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7001

@@ -20,8 +20,7 @@ from ci.hosts import Host, Hosts, NoHostsError, Shape, cards, faults, up, with_s
 from ci.hosts.model import SHARED, SITE_INSIDE
 from ci.hosts.table import bound, note
 
-# Nightly until all of it has been seen to pass in one run: on a busy machine some hosts answer too late.
-pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 CARDS = cards.Cards()
