@@ -269,9 +269,6 @@ def test_nothing_is_wrong_where_nothing_is(running: Running) -> None:
     assert code == 0
 
 
-@pytest.mark.xfail(
-    strict=False, reason="of consequences within two seconds triage shows one that may not name the host"
-)
 def test_a_killed_worker(running: Running) -> None:
     victim = running.hosts[VICTIM]
     job = running.start_job()
