@@ -83,6 +83,19 @@ def test_clocks_on_the_command_line(log: Path, capsys: pytest.CaptureFixture[str
     assert "expected HOST=SECONDS" in capsys.readouterr().err
 
 
+def test_what_is_older_than_a_time_is_left_out(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (log.parent / "later.log").write_text(
+        "2026-11-29 15:00:00,000 ERROR OSError: [Errno 28] No space left on device\n"
+    )
+    times = [log, log.parent / "later.log"]
+    assert main(["triage", "--json", "--since", "2026-11-28T00:00:00+08:00", *map(str, times)]) == 2
+    assert json.loads(capsys.readouterr().out)["rule"] == "musa.out-of-memory"
+    assert main(["triage", "--json", "--since", "2026-12-31", *map(str, times)]) == 0
+    assert "were left out" in json.loads(capsys.readouterr().out)["notes"][0]
+    assert main(["triage", "--since", "yesterday", str(log)]) == 2
+    assert "expected a time such as" in capsys.readouterr().err
+
+
 def test_it_starts_without_heavy_packages(log: Path) -> None:
     script = (
         "import sys; from verl_musa.cli import main; main(['triage', sys.argv[1]]); "

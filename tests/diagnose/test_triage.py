@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,28 @@ def test_of_consequences_in_the_same_moment_the_one_that_names_the_dead_worker_i
     assert look({"192.0.2.2/gcs_server.out": later}).rule == "ray.actor-died", (
         "what comes long after it does not"
     )
+
+
+def test_workers_that_ran_out_of_memory_are_those_of_the_host_in_the_line(look: Triage) -> None:
+    card = look({"192.0.2.2/gcs_server.out": (
+        "[2026-11-30 18:56:34,785 W 27 27] (gcs_server) gcs_worker_manager.cc:70: Reporting worker exit, worker id = 12d7, node id = 36c9, "
+        "address = 192.0.2.12, exit_type = NODE_OUT_OF_MEMORY, exit_detail = 1 worker(s) were killed due to the node running low on "
+        "memory. Memory on the node (IP: 192.0.2.12, ID: 36c9) was 2.44GB / 2.44GB (0.998692)\n"
+    )})  # fmt: skip
+    assert (card.rule, card.where.host) == ("ray.memory-monitor", "192.0.2.12")
+
+
+def test_what_is_older_than_the_job_may_be_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "raylet.out"
+    log.write_text(
+        f"[2026-11-29 13:03:06,500 E 1 1] {OOM}\n[2026-11-29 13:13:06,500 E 1 1] OSError: [Errno 28] No space left on device\n"
+    )
+    since = datetime(2026, 11, 29, 13, 10, tzinfo=UTC).timestamp()
+    assert triage_paths([tmp_path]).rule == "musa.out-of-memory"
+    card = triage_paths([tmp_path], since=since)
+    assert card.rule == "os.no-space"
+    assert card.notes == ("1 lines from before 2026-11-29 13:10:00.000 UTC were left out",)
+    assert triage_paths([tmp_path], since=since + 3600).verdict is Verdict.CLEAN
 
 
 def test_a_chained_traceback_is_read_from_its_cause(look: Triage) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,9 @@ class Running:
     kernel: dict[str, int] = field(default_factory=dict)
     """Host -> length that the kernel's log of it had then."""
 
+    began: dict[str, str] = field(default_factory=dict)
+    """Job -> when it was handed in."""
+
     lost: list[Host] = field(default_factory=list)
     """Hosts that are no longer part of it."""
 
@@ -152,9 +156,11 @@ class Running:
         self.dead.update(row["node_ip"] for row in self.nodes() if row["state"] == "DEAD")
         (self.hosts.shared / "job.py").write_text(JOB)
         words = [sys.executable, "-u", f"{SHARED}/job.py", deed, self.hosts[VICTIM].training]
+        began = datetime.now(UTC).isoformat()
         answer = requests.post(f"{self.url}/api/jobs/", json={"entrypoint": " ".join(words)}, timeout=ASK_S)
         answer.raise_for_status()
         job = str(answer.json()["submission_id"])
+        self.began[job] = began
         deadline = time.monotonic() + JOB_LIMIT_S
         while "step 5\n" not in self.said(job):
             assert time.monotonic() < deadline, self.said(job)
@@ -218,8 +224,9 @@ class Running:
         return folder
 
     def card(self, folder: Path) -> tuple[dict[str, Any], float]:
-        """The card of `verl-musa triage`, and how long it took."""
-        done, seconds = self.cli("triage", str(folder), "--json")
+        """The card of `verl-musa triage` for the last job, and how long it took."""
+        since = list(self.began.values())[-1]  # Ray tells a new driver of workers that died before it
+        done, seconds = self.cli("triage", str(folder), "--json", "--since", since)
         assert done.returncode in {2, 3}, done.stderr
         card: dict[str, Any] = json.loads(done.stdout)
         return card, seconds

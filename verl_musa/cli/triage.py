@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,13 @@ def triage(
             help="How far the clock of a host is ahead of the others; for files. May be given again.",
         ),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Leave out what is older (2026-11-30T18:05:00, in UTC where it names no zone): of an earlier job on the same Ray; for files.",
+        ),
+    ] = None,
 ) -> None:
     """Read logs, and say what went wrong first, where, why that is believed, and what to do.
 
@@ -43,7 +51,7 @@ def triage(
     """
     from verl_musa.diagnose.triage_card import render
 
-    card = _card(subjects, runs_dir, _clocks(ahead or []))
+    card = _card(subjects, runs_dir, _clocks(ahead or []), _since(since))
     if as_json:
         typer.echo(json.dumps(card.to_json(), indent=2, ensure_ascii=False))
     else:
@@ -51,7 +59,7 @@ def triage(
     raise typer.Exit(card.exit_code)
 
 
-def _card(subjects: list[str], runs_dir: Path, clocks: dict[str, Clock]) -> Card:
+def _card(subjects: list[str], runs_dir: Path, clocks: dict[str, Clock], since: float | None) -> Card:
     from verl_musa.diagnose.triage import triage_paths
     from verl_musa.run.directory import RECORD, RunDirectory, find_any_run
     from verl_musa.run.triage import triage_named
@@ -61,7 +69,17 @@ def _card(subjects: list[str], runs_dir: Path, clocks: dict[str, Clock]) -> Card
         return triage_named(RunDirectory(paths[0].resolve()))
     if len(paths) == 1 and not paths[0].exists() and "/" not in subjects[0]:
         return triage_named(find_any_run(runs_dir, subjects[0]))
-    return triage_paths(paths, clocks=clocks)
+    return triage_paths(paths, clocks=clocks, since=since)
+
+
+def _since(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--since {text}: expected a time such as 2026-11-30T18:05:00") from error
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def _clocks(given: list[str]) -> dict[str, Clock]:

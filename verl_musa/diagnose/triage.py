@@ -37,14 +37,19 @@ def triage_run(run: RunFacts, *, rules: Rules | None = None, seconds: float | No
 
 
 def triage_paths(
-    paths: Iterable[Path], *, rules: Rules | None = None, clocks: Mapping[str, Clock] | None = None
+    paths: Iterable[Path],
+    *,
+    rules: Rules | None = None,
+    clocks: Mapping[str, Clock] | None = None,
+    since: float | None = None,
 ) -> Card:
-    """Triage files, and folders with everything below them.
+    """Triage files, and folders with everything below them; ``since``: what is older, in seconds since the epoch, is left out.
 
     Raises:
         RunError: one is not there.
     """
-    return triage([expanded(source) for source in sources_of_paths(paths)], rules=rules, clocks=clocks or {})
+    sources = [expanded(source) for source in sources_of_paths(paths)]
+    return triage(sources, rules=rules, clocks=clocks or {}, since=since)
 
 
 def triage(
@@ -54,6 +59,7 @@ def triage(
     run: RunFacts | None = None,
     clocks: Mapping[str, Clock] | None = None,
     seconds: float | None = None,
+    since: float | None = None,
 ) -> Card:
     """Read all sources and say what went wrong first."""
     searcher = Searcher(rules or shipped_rules())
@@ -65,6 +71,10 @@ def triage(
         notes.append(f"{len(sources) - len(found)} files were not read for lack of time")
     notes += _correct(found, clocks or {}, run)
     events = sorted((event for one in found for event in one.events), key=_order)
+    if since is not None:
+        older = sum(event.count for event in events if event.when is not None and event.when < since)
+        events = [event for event in events if event.when is None or event.when >= since]
+        notes += [f"{older} lines from before {time_text(since)} were left out"] if older else []
     card = _decide(events, run)
     size = sum(one.read or sum(len(text) for _, text, _ in one.source.lines) for one in found)
     return replace(card, notes=(*card.notes, *notes), files=len(found), bytes_read=size)
