@@ -5,7 +5,7 @@ with up(Shape(count=2)) as hosts: ...                               # for tests
 """
 
 from ci.hosts.model import CommandError, Host, Hosts, NoHostsError, Shape
-from ci.hosts.stack import with_stack
+from ci.hosts.stack import SIMULATOR, with_stack
 from ci.hosts.up import up
 
-__all__ = ["CommandError", "Host", "Hosts", "NoHostsError", "Shape", "up", "with_stack"]
+__all__ = ["SIMULATOR", "CommandError", "Host", "Hosts", "NoHostsError", "Shape", "up", "with_stack"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 from ci.hosts.model import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
+SIMULATOR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-musa" / "musa_sim"
+"""Where the simulated device was compiled: the hosts have no compiler, so whoever uses it there gives this folder to ``with_stack``."""
 
 
 def with_stack(shape: Shape | None = None, *further: Path) -> Shape:

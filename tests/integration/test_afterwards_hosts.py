@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.hosts import Hosts, NoHostsError, Shape, faults, up, with_stack
+from ci.hosts import SIMULATOR, Hosts, NoHostsError, Shape, faults, up, with_stack
 from verl_musa.checks import Result, Status
 from verl_musa.cluster.bring_up import Cluster, bring_up, take_down
 from verl_musa.cluster.fleet import Fleet, members
@@ -21,7 +21,6 @@ from verl_musa.cluster.preflight.afterwards import Wish, look_afterwards
 from verl_musa.cluster.ssh import Ssh
 from verl_musa.recipe import load_site
 
-# Nightly until it has been seen to pass on a quiet machine.
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 BOUND_S = 90.0
@@ -54,7 +53,7 @@ def place() -> Iterator[Place]:
     with ExitStack() as stack:
         try:
             hosts = stack.enter_context(
-                up(with_stack(Shape(count=3)), kind=os.environ.get("VERL_MUSA_HOSTS_KIND"))
+                up(with_stack(Shape(count=3), SIMULATOR), kind=os.environ.get("VERL_MUSA_HOSTS_KIND"))
             )
         except NoHostsError as error:
             pytest.skip(f"no hosts were brought up: {error}")
@@ -100,7 +99,9 @@ def test_large_objects_that_do_not_pass_are_named(place: Place) -> None:
     with faults.large_packets_lost(victim):
         results, seconds = place.look()
     named = {
-        one.host for one in results if one.status is Status.FAIL and one.check in {"ray.object", "net.pairs"}
+        one.host
+        for one in results
+        if one.status is Status.FAIL and one.check in {"ray.job", "ray.object", "net.pairs"}
     }
     assert named == {victim.name}, _told(results)
     assert seconds < BOUND_S + 10

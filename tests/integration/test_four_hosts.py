@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ci.hosts import Hosts, NoHostsError, Shape, faults, up, with_stack
+from ci.hosts import SIMULATOR, Hosts, NoHostsError, Shape, faults, up, with_stack
 from ci.hosts.model import IMAGE_PYTHON, SHARED
 
 from .conftest import SimImage
@@ -33,8 +33,6 @@ GIB = 1024**3
 HOST_GIB = 4.5
 """One host with a trainer, an SGLang server and Ray, measured on the simulated device; the head takes a little more."""
 LIMIT_S = 1500
-SIMULATOR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-musa" / "musa_sim"
-"""Where the simulated device was compiled: the hosts have no compiler."""
 FEW = (
     "--set",
     "trainer.test_freq=-1",

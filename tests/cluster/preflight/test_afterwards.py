@@ -102,7 +102,6 @@ def test_nodes_at_once_and_later(nodes: Any, host: str, status: Status, says: st
         ({"job": None, "report": {}}, FAIL, "not ended within 90 s, at its start"),
         ({"job": Job("FAILED", "no", 1), "report": {}, "logs": "Traceback\nModuleNotFoundError: verl_musa\n"}, FAIL, "FAILED: ModuleNotFoundError: verl_musa"),
         ({"job": Job("FAILED", "Unexpected error", 1), "report": {}}, FAIL, "FAILED: Unexpected error"),
-        ({"report": _changed(("hosts/node3", ...), ("errors/place", "TimeoutError: cannot place"))}, FAIL, "no worker on node3; place: TimeoutError"),
         ({"report": _changed(("errors/pairs", "the time was over"))}, WARN, "pairs: the time was over"),
     ],
 )  # fmt: skip
@@ -110,6 +109,14 @@ def test_the_job(changes: dict[str, Any], status: Status, says: str) -> None:
     result = _judged(**changes)["ray.job", "node1"]
     assert result.status is status
     assert says in result.evidence
+
+
+def test_a_host_without_a_worker_is_named() -> None:
+    report = _changed(("hosts/node3", ...), ("errors/place", "TimeoutError: cannot place"))
+    found = {host: result for (check, host), result in _judged(report=report).items() if check == "ray.job"}
+    assert list(found) == ["node3"]
+    assert found["node3"].status is FAIL
+    assert "no worker on node3; place: TimeoutError" in found["node3"].evidence
 
 
 @pytest.mark.parametrize(
@@ -140,6 +147,7 @@ def test_what_workers_report(check: str, changes: list[tuple[str, Any]], status:
         ([("node1", "node2"), ("node3", "node2")], "node2", 1.0, WARN, "node1 to node2"),
         ([("node1", "node2"), ("node3", "node2")], "node2", -1.0, FAIL, "node1 to node2 none"),
         ([("node1", "node3")], "node1", 1.0, WARN, "node1 to node3"),
+        ([("node1", "node3"), ("node3", "node1"), ("node3", "node2")], "node3", 1.0, WARN, "node1 to node3 4.2 MB/s, node3 to node1"),
     ],
 )  # fmt: skip
 def test_slow_pairs_are_named(

@@ -11,7 +11,8 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,7 +191,7 @@ def judge(wish: Wish, seen: Seen) -> list[Result]:
     found: list[tuple[str, str, Finding]] = []
     for check, nodes in (("ray.nodes", seen.first), ("ray.health", seen.second)):
         found += [(check, host, finding) for host, finding in _of_nodes(wish, nodes).items()]
-    found.append(("ray.job", next(iter(wish.hosts)), _of_job(wish, seen)))
+    found += [("ray.job", host, finding) for host, finding in _of_job(wish, seen).items()]
     if seen.report:
         for check, judged in (("ray.same", _same), ("ray.object", _object), ("net.pairs", _pairs), ("net.allreduce", _all_reduce), ("device.platform", _platform)):  # fmt: skip
             found += [(check, host, finding) for host, finding in judged(wish, seen.report).items()]
@@ -238,17 +239,25 @@ def _of_nodes(wish: Wish, nodes: Sequence[Mapping[str, Any]] | None) -> dict[str
     return found
 
 
-def _of_job(wish: Wish, seen: Seen) -> Finding:
+def _of_job(wish: Wish, seen: Seen) -> dict[str, Finding]:
+    """Of each host that no worker came to; else of the head, which the job was handed to."""
+    lost = [name for name in wish.hosts if "facts" not in seen.report.get("hosts", {}).get(name, {})]
+    errors = "; ".join(f"{step}: {text}" for step, text in seen.report.get("errors", {}).items())
+    if lost and seen.report and not seen.job_error:
+        return {
+            name: fail(
+                f"no worker on {name}; {errors or 'no error'}",
+                "see ray.nodes, net.mtu of the preflight, and raylet.out of that host",
+            )
+            for name in lost
+        }
+    return {next(iter(wish.hosts)): _of_whole_job(wish, seen, errors)}
+
+
+def _of_whole_job(wish: Wish, seen: Seen, errors: str) -> Finding:
     if seen.job_error:
         return fail(
             f"not taken: {seen.job_error[:400]}", "look at dashboard.log and dashboard_agent.log of the head"
-        )
-    lost = [name for name in wish.hosts if "facts" not in seen.report.get("hosts", {}).get(name, {})]
-    errors = "; ".join(f"{step}: {text}" for step, text in seen.report.get("errors", {}).items())
-    if lost and seen.report:
-        return fail(
-            f"no worker on {', '.join(lost)}; {errors or 'no error'}",
-            "see ray.nodes, and raylet.out of those hosts",
         )
     if seen.job is None or not seen.job.ended:
         step = seen.report.get("step", "its start")
@@ -310,7 +319,7 @@ def _object(wish: Wish, report: Mapping[str, Any]) -> dict[str, Finding]:
 
 
 def _pairs(wish: Wish, report: Mapping[str, Any]) -> dict[str, Finding]:
-    """A bad pair is told of its sender, unless all pairs of the receiver are bad and not all of the sender."""
+    """A bad pair is told of the end that has more bad pairs; of its sender where both have as many."""
     pairs = report.get("pairs", [])
     rates = {
         (one["from"], one["to"]): one["bytes"] / max(one["seconds"], 1e-6) if one["seconds"] > 0 else 0.0
@@ -320,9 +329,10 @@ def _pairs(wish: Wish, report: Mapping[str, Any]) -> dict[str, Finding]:
         return {}
     usual = statistics.median(rates.values())
     bad = {pair for pair, rate in rates.items() if rate < max(SLOW_BYTES, SLOW_SHARE * usual)}
+    owners = _owners(bad)
     found: dict[str, Finding] = {}
     for name in wish.hosts:
-        own = [pair for pair in bad if _owner(pair, bad, rates) == name]
+        own = [pair for pair in bad if owners[pair] == name]
         sent = [rate for pair, rate in rates.items() if pair[0] == name]
         if own:
             seen = ", ".join(
@@ -340,11 +350,18 @@ def _pairs(wish: Wish, report: Mapping[str, Any]) -> dict[str, Finding]:
     return found
 
 
-def _owner(pair: tuple[str, str], bad: set[tuple[str, str]], rates: Mapping[tuple[str, str], float]) -> str:
-    sender, receiver = pair
-    all_sent = all(one in bad for one in rates if one[0] == sender)
-    all_received = all(one in bad for one in rates if one[1] == receiver)
-    return receiver if all_received and not all_sent else sender
+def _owners(bad: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Bad pair -> the host whose link explains it: the one with most bad pairs explains its own, then the next of what is left."""
+    owners: dict[tuple[str, str], str] = {}
+    left = set(bad)
+    while left:
+        counts = Counter(name for pair in left for name in pair)
+        worst = max(sorted(counts), key=counts.__getitem__)
+        for pair in [pair for pair in left if worst in pair]:
+            sender, receiver = pair
+            owners[pair] = sender if counts[sender] == counts[receiver] else worst
+            left.remove(pair)
+    return owners
 
 
 def _all_reduce(wish: Wish, report: Mapping[str, Any]) -> dict[str, Finding]:
