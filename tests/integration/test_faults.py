@@ -25,8 +25,7 @@ from ci.hosts import Host, Hosts, NoHostsError, Shape, faults, up, with_stack
 from ci.hosts.model import SHARED
 from ci.hosts.table import bound, note
 
-# Nightly: about ten minutes, and two of its tests have not been run since they were mended.
-pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = "faults"

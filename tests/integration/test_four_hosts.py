@@ -174,6 +174,7 @@ def test_a_run_on_all_hosts_succeeds_and_leaves_its_directory_and_nothing_else(p
     assert_trained(place, [f"host{number}" for number in range(1, place.nodes + 1)], 3)
 
 
+@pytest.mark.long
 def test_stop_and_resume(place: Place) -> None:
     process = place.train(4, nodes=2)  # two, for it trains twice
     place.wait_for_step(process, 2)

@@ -14,7 +14,7 @@ from ci.hosts.model import IMAGE_PYTHON, SITE_INSIDE
 
 from .conftest import SimImage
 
-pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 LAYER_LIMIT_S = 120.0
 SERIES = "/opt/verl-musa/lib/python3.11/site-packages/verl_musa/_patches/series.yaml"

@@ -51,6 +51,7 @@ def test_one_changed_byte_of_a_patched_module_is_refused_by_name(
     assert PATCHED in run.stderr
 
 
+@pytest.mark.long  # in CI four hosts of this image train: test_four_hosts.py
 def test_the_tiny_recipe_trains_two_steps_inside_the_image(
     image_tool: ImageTool, sim_image: SimImage
 ) -> None:
@@ -60,6 +61,7 @@ def test_the_tiny_recipe_trains_two_steps_inside_the_image(
     assert "succeeded" in run.stdout
 
 
+@pytest.mark.long
 def test_two_clean_builds_have_one_content_hash_and_one_id(
     image_tool: ImageTool, sim_image: SimImage, sim_build: dict[str, Any]
 ) -> None:

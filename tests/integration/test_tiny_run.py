@@ -65,6 +65,7 @@ def test_a_killed_run_resumes_where_an_undisturbed_one_goes_on(cli: Cli) -> None
         assert comparable(ours) == comparable(theirs)
 
 
+@pytest.mark.long
 def test_a_stale_rollout_is_caught_by_the_probability_difference(cli: Cli) -> None:
     # The gate would find it before step 1; this is about what finds it afterwards.
     arguments = (RECIPE, "--no-gate", "--set", "trainer.total_training_steps=4")
@@ -76,6 +77,7 @@ def test_a_stale_rollout_is_caught_by_the_probability_difference(cli: Cli) -> No
     assert "probab" in record_of(run_dir)["exit_reason"]
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_named_with_its_last_words(cli: Cli) -> None:
     process = cli.start(RECIPE)
     run_dir = cli.wait_for_step(process, 1)
