@@ -56,6 +56,8 @@ PROBE_S = 480.0
 """Bound of the probe in Ray. It ends within half a minute on hosts that have nothing else to do; 240 s were seen not to do on a
 machine with a load of 15 on two processors."""
 INTERRUPTED = 130
+PROGRAM = ("-m", "verl_musa.run.supervise")
+"""What the supervisor's Python runs."""
 
 
 class Supervisor:
@@ -315,7 +317,7 @@ def launch(run: RunDirectory, options: RunOptions) -> subprocess.Popen[bytes]:
     )  # an earlier supervisor's sign of life says nothing about this one
     with (run.logs / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "verl_musa.run.supervise", str(run.path)],
+            [sys.executable, *PROGRAM, str(run.path)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
