@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 pytest.importorskip("ray")
-# Nightly until it has been seen to pass: its bounds were too short for a loaded machine.
+# Nightly: eight minutes, and test_four_hosts.py does the same with the real trainer.
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

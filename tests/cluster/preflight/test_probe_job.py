@@ -253,7 +253,6 @@ def test_a_pair_that_cannot_talk(played: Callable[..., Played], monkeypatch: pyt
 
 
 @pytest.mark.integration
-@pytest.mark.nightly
 def test_two_processes_sum_a_tensor_for_real() -> None:
     port = Worker().free_port("127.0.0.1")
     code = (
