@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("fake_hosts", ROOT / "tests" / "fixtures" / "fake_hosts.py")

@@ -21,7 +21,7 @@ from verl_musa.cluster.preflight.afterwards import Wish, look_afterwards
 from verl_musa.cluster.ssh import Ssh
 from verl_musa.recipe import load_site
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(900)]
 
 BOUND_S = 90.0
 VICTIM = 2

@@ -73,6 +73,7 @@ def test_two_clean_builds_have_one_content_hash_and_one_id(
     assert second["id"] == sim_image.id
 
 
+@pytest.mark.long
 def test_the_musa_dockerfile_builds_over_a_stand_in_for_the_vendors_base(
     image_tool: ImageTool, sim_image: SimImage
 ) -> None:

@@ -52,6 +52,7 @@ def test_the_recipe_learns_on_the_simulated_device(cli: Cli) -> None:
         assert (run_dir / name).stat().st_size > 0
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_where_an_undisturbed_one_goes_on(cli: Cli) -> None:
     assert cli.run(RECIPE, *FOUR_STEPS) == 0
     (undisturbed,) = cli.run_dirs()
