@@ -134,6 +134,7 @@ STALLED, SLOW, FAST = _moved(4.0, 0), _moved(0.2), _moved(0.02)
         ([("node2", "node3")], STALLED, "node2", (Status.FAIL, "from node2 to node3")),
         ([("node3", "node2"), ("node3", "node4")], SLOW, "node3", (Status.WARN, "at 21.0 MB/s; 4.0 of 4 MiB from node3")),
         ([("node3", "node2")], _moved(4.0, 2**20), "node3", (Status.WARN, "1.0 of 4 MiB from node3 to node2 at 0.3 MB/s; the median is 419.4")),
+        ([("node3", "node2")], _moved(4.0, 20_000), "node3", (Status.WARN, "0.0 of 4 MiB from node3 to node2 at 0.0 MB/s; the median")),
         ([("node3", "node2")], FAST, None, None),
         ([("node3", "node2")], {"error": "not reached"}, None, None),
     ],

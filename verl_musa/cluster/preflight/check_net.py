@@ -27,6 +27,9 @@ SLOW_SHARE = 0.1
 SLOW_BYTES = 12.5e6
 """Bytes a second below which any network between training hosts is broken: 100 Mbit/s."""
 
+JUMBO_FRAME = 9000
+"""Bytes of the largest packet that networks between training hosts carry."""
+
 SLOW_MS = 5.0
 """Milliseconds to open a connection that are strange inside one site, if most pairs take a tenth of it."""
 
@@ -386,8 +389,8 @@ class Pull:
 
     @property
     def stalled(self) -> bool:
-        """Whether next to nothing arrived, though small calls pass between the two."""
-        return self.got < min(65536, self.wanted)
+        """Whether not even one full packet arrived, though small calls pass between the two; a slow link lets its queue's length through."""
+        return self.got < min(JUMBO_FRAME, self.wanted)
 
     def slow(self, usual: float) -> bool:
         """Whether it took strangely long, where ``usual`` is what most transfers reach."""
