@@ -69,6 +69,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setattr("verl_musa.run.plan_view.check", step("check"))
     monkeypatch.setattr("verl_musa.run.plan_view.plan_lines", lambda _: ["the plan"])
     monkeypatch.setattr(several, "take_down", step("leftovers", {}))
+    monkeypatch.setattr(several, "software_of", step("software"))
     monkeypatch.setattr(several, "prepare", step("prepare", SimpleNamespace(run=run, resolved=None)))
     monkeypatch.setattr(several, "write_directory", step("directory"))
     monkeypatch.setattr(
@@ -99,7 +100,16 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 def test_everything_is_looked_at_before_anything_is_written(start: Start) -> None:
     run, done, shown = start()
     assert run is not None
-    assert done == ["assets", "check", "prepare", "preflight", "directory", "clocks", "supervisor"]
+    assert done == [
+        "assets",
+        "check",
+        "software",
+        "prepare",
+        "preflight",
+        "directory",
+        "clocks",
+        "supervisor",
+    ]
     assert "the plan" in shown.lines
     assert "preflight: 1 checks, 0 not OK" in shown.lines
 

@@ -55,7 +55,7 @@ def preflight(
 
     place = load_site(site)
     known = hosts_of(place, split_hosts(hosts), head=head)
-    resolved, lock = None, []
+    resolved, lock, remote = None, [], Ssh(place)
     if recipe is None:
         known, _ = chosen(known, nodes)
     else:
@@ -66,9 +66,9 @@ def preflight(
         layout = Layout(place, shared, shared / "runs", known, spares, devices)
         run_dir = layout.runs_dir / loaded.name / "RUN-ID"
         resolved = layout.resolve(loaded, run_dir, sets or ())
-        lock = lock_results(layout.as_written(loaded, run_dir, sets or ()), place)
+        lock = lock_results(layout.as_written(loaded, run_dir, sets or ()), place, remote, known[0])
     with Console(stderr=True).status("preflight") as status:
-        found = look(place, known, resolved, Ssh(place), status.update, hold_lock=False)
+        found = look(place, known, resolved, remote, status.update, hold_lock=False)
     results = [*found.results, *lock]
     if as_json:
         typer.echo(json.dumps(to_json(results), indent=2, ensure_ascii=False))

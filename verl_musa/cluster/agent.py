@@ -28,7 +28,7 @@ from verl_musa.cluster.logs import keep_logs, tail
 from verl_musa.cluster.node import CLUSTER_ID
 from verl_musa.cluster.node_state import NodeState, NodeStates
 from verl_musa.cluster.processes import OwnedProcesses, remove_shared_memory, title_of
-from verl_musa.errors import HostError, VerlMusaError
+from verl_musa.errors import HostError, ImageError, VerlMusaError
 
 MARK = "verl-musa-agent: "
 TERM_S = 8.0
@@ -222,12 +222,32 @@ def _keep(state: NodeState, states: NodeStates) -> list[str]:
     return problems
 
 
+def software(request: Request, states: NodeStates) -> Answer:
+    """What a job with the given extras would run in on this host, and whether somebody has changed its image."""
+    from verl_musa.image.current import image_with, require_untouched, run_provenance
+    from verl_musa.patching import load_series
+
+    del states
+    changed = {}
+    try:
+        require_untouched()
+    except ImageError as error:
+        changed = {"where": str(error.where), "found": str(error.found)}
+    return {
+        "image": image_with([str(name) for name in request["extras"]]),
+        "series": load_series().digest,
+        "provenance": dict(run_provenance().facts),
+        "changed": changed,
+    }
+
+
 VERBS: dict[str, Callable[[Request, NodeStates], Answer]] = {
     "facts": facts,
     "start": lambda request, states: start(request, states, stop),
     "status": status,
     "logs": logs,
     "stop": stop,
+    "software": software,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -30,8 +31,13 @@ def current_environment() -> Environment:
 
 
 def current_image(resolved: Resolved) -> dict[str, Any]:
-    """``{"kind", "sha256", "packages"}`` of what the recipe's job would run in."""
-    chosen = current_environment().closure(JOB, resolved.recipe.extras)
+    """``{"kind", "sha256", "packages"}`` of what the recipe's job would run in here."""
+    return image_with(resolved.recipe.extras)
+
+
+def image_with(extras: Sequence[str]) -> dict[str, Any]:
+    """``{"kind", "sha256", "packages"}`` of what a job with these extras would run in here."""
+    chosen = current_environment().closure(JOB, extras)
     packages = {key: f"{found.version} {found.sha256[:16]}" for key, found in sorted(chosen.items())}
     image = recorded() if is_image() else None
     if image is not None:

@@ -144,8 +144,12 @@ def write_entry(recipe: Recipe, entry: Entry) -> Path:
     return path
 
 
-def check_lock(resolved: Resolved, site: Site, unlocked: Mapping[str, str]) -> Locking:
+def check_lock(
+    resolved: Resolved, site: Site, unlocked: Mapping[str, str], there: Mapping[str, Any] | None = None
+) -> Locking:
     """Hold the recipe against its lock. Starts nothing and changes nothing.
+
+    ``there``: items that are facts of the hosts of the run, where these are not this machine.
 
     Raises:
         VerlMusaError: the lock or a file of the recipe cannot be read.
@@ -153,10 +157,10 @@ def check_lock(resolved: Resolved, site: Site, unlocked: Mapping[str, str]) -> L
     recipe = resolved.recipe
     locked = read_entry(recipe)
     if locked is None:
-        there = lock_path(recipe).is_file()
-        why = f"{LOCK} has no entry for {recipe.title}" if there else f"no {LOCK}"
+        has_file = lock_path(recipe).is_file()
+        why = f"{LOCK} has no entry for {recipe.title}" if has_file else f"no {LOCK}"
         return Locking("unlocked", why, unlocked=dict(unlocked))
-    found = make_entry(resolved, site)
+    found = make_entry(resolved, site) | dict(there or {})
     results = [_result(item, _COMPARE[item](locked[item], found[item]), unlocked, recipe) for item in ITEMS]
     let_through = {result.check.removeprefix("lock."): unlocked[result.check.removeprefix("lock.")]
                    for result in results if result.status is Status.WARN}  # fmt: skip

@@ -16,6 +16,7 @@ from verl_musa.checks import Result
 from verl_musa.cluster.host import check_memory, check_packages, check_port, check_shared_memory
 from verl_musa.cluster.local_ray import RayPlan, object_store_bytes, plan_ray
 from verl_musa.cluster.processes import OwnedProcesses
+from verl_musa.cluster.software import Software
 from verl_musa.errors import RunError
 from verl_musa.fileio import write_atomic
 from verl_musa.observe.display import Display
@@ -75,6 +76,7 @@ class Prepared:
         patches: the variable that activates the patch series.
         gate: what the attempt does about the correctness gate.
         golden: what the reward function did with the recipe's golden pairs; empty where the gate is off.
+        there: what the hosts of a run on several run in; None on one host, and for a retry.
     """
 
     resolved: Resolved
@@ -85,6 +87,7 @@ class Prepared:
     patches: dict[str, str]
     gate: GateMode
     golden: tuple[Result, ...] = ()
+    there: Software | None = None
 
     @property
     def switches(self) -> dict[str, str]:
@@ -97,16 +100,19 @@ class Prepared:
         return self.resolved.recipe
 
 
-def prepare(options: RunOptions, display: Display, layout: Layout | None = None) -> Prepared:
+def prepare(
+    options: RunOptions, display: Display, layout: Layout | None = None, there: Software | None = None
+) -> Prepared:
     """Check everything that can be checked without starting the job. Writes nothing but the recipe's assets.
 
     Before a resume on one host (not a dry run) it ends what an earlier attempt left running. ``layout``: the hosts of a run on
-    several; what they have to offer is looked at by preflight, and the recipe's contents are checked already.
+    several; what they have to offer is looked at by preflight, and the recipe's contents are checked already. ``there``: what
+    these run in.
 
     Raises:
         VerlMusaError: bad input, or a host that does not fit.
     """
-    lock.refuse_changed_image(options)
+    lock.refuse_changed_image(options, there)
     recipe = chosen_recipe(options)
     if options.resume is None:
         run = RunDirectory((options.runs_dir / recipe.name / new_run_id()).resolve())
@@ -122,8 +128,8 @@ def prepare(options: RunOptions, display: Display, layout: Layout | None = None)
     if layout is None:
         _check_host(options, prepared.resolved)
         _check_contents(prepared.resolved, display)
-    lock.hold(options, _locked_form(prepared, recipe, options, layout), prepared.record, display)
-    return _with_golden(prepared)
+    lock.hold(options, _locked_form(prepared, recipe, options, layout), prepared.record, display, there)
+    return _with_golden(replace(prepared, there=there))
 
 
 def _locked_form(prepared: Prepared, recipe: Recipe, options: RunOptions, layout: Layout | None) -> Resolved:
@@ -425,7 +431,8 @@ def write_directory(prepared: Prepared, ray_plan: RayPlan | None, python: str | 
     if prepared.gate != "off":
         (run.logs / gate.JOB_FILE).unlink(missing_ok=True)
         gate.hand_over(prepared.resolved, run)
-    lock.keep_provenance(run)
+    if prepared.there is not None or record.cluster is None:  # a retry's is there: its hosts hold the same
+        lock.keep_provenance(run, prepared.there)
     own = own_variables(prepared.recipe, run, record.attempt, prepared.switches)
     environment = job_runtime_env(prepared.resolved, own)
     private = any(is_secret(override.path) for override in prepared.resolved.overrides)

@@ -10,6 +10,7 @@ from verl_musa.cluster.bring_up import take_down
 from verl_musa.cluster.fleet import Fleet
 from verl_musa.cluster.preflight import look, write_clocks
 from verl_musa.cluster.preflight.view import Clock
+from verl_musa.cluster.software import software_of
 from verl_musa.cluster.ssh import Ssh
 from verl_musa.errors import HostError
 from verl_musa.observe.display import Display
@@ -74,7 +75,10 @@ def start(options: RunOptions, recipe: Recipe, display: Display) -> RunDirectory
     if layout is None:
         raise AssertionError("refuse() has raised what is lacking")
     return _launch(
-        replace(options, runs_dir=layout.runs_dir, site=site.source, recipe=_named(recipe)), layout, display
+        replace(options, runs_dir=layout.runs_dir, site=site.source, recipe=_named(recipe)),
+        recipe,
+        layout,
+        display,
     )
 
 
@@ -98,11 +102,13 @@ def _planned(options: RunOptions, recipe: Recipe, site: Site, layout: Layout | N
     return resolve(placed, run_dir=run_dir, site=site, sets=options.sets, without_site=True)
 
 
-def _launch(options: RunOptions, layout: Layout, display: Display) -> RunDirectory:
+def _launch(options: RunOptions, recipe: Recipe, layout: Layout, display: Display) -> RunDirectory:
     fleet = Fleet(Ssh(layout.site), layout.site.python)
     if options.resume is not None:
         _end_leftovers(Path(options.resume).name, layout, fleet, display)
-    prepared = prepare(options, display, layout)
+    display.phase("asking the head what it runs in")
+    there = software_of(fleet, layout.hosts[0], recipe.extras)
+    prepared = prepare(options, display, layout, there)
     clocks = preflight(prepared, layout, display)
     write_directory(prepared, None, layout.site.python)
     write_clocks(prepared.run.clocks, clocks)

@@ -121,7 +121,7 @@ def look(
         run_dir: the run directory of a run that is about to start: checked for its place, and given the hosts' clocks if it is there.
         run_id: that run; a Ray of its own that is up already is no fault.
         bounds: how long a host may take.
-        hold_lock: also hold the recipe against its lock, here on this machine.
+        hold_lock: also hold the recipe against its lock, with what the head runs in.
 
     Raises:
         HostError: ``hosts`` is empty or does not begin with the head.
@@ -149,7 +149,7 @@ def look(
     results = check_hosts((check_host.SSH,), view, everybody) + check_hosts(CHECKS, view, view.answering)
     if resolved is not None and hold_lock:
         display("holding the recipe against its lock")
-        results += lock_results(resolved, site)
+        results += lock_results(resolved, site, remote, everybody[0])
     if run_dir is not None and (run_dir / "logs").is_dir():
         write_clocks(run_dir / "logs" / "clocks.json", view.clocks)
     return Preflight(results, view.addresses, view.clocks, view)

@@ -1,17 +1,24 @@
-"""The recipe's lock, held here on this machine: whatever differs between hosts is the business of the other checks."""
+"""The recipe's lock: image and patches as the head has them, files as this machine sees them; other checks compare the hosts."""
 
 from __future__ import annotations
 
 from verl_musa.checks import Result, Status
+from verl_musa.cluster.fleet import Fleet
+from verl_musa.cluster.hosts import Host
+from verl_musa.cluster.software import software_of
+from verl_musa.cluster.ssh import Remote
 from verl_musa.errors import VerlMusaError
-from verl_musa.image.lock import check_lock
+from verl_musa.image.lock import check_lock, read_entry
 from verl_musa.recipe import Resolved, Site
 
 
-def lock_results(resolved: Resolved, site: Site) -> list[Result]:
-    """One result for each item of the lock; one alone where there is no lock, or it cannot be held here."""
+def lock_results(resolved: Resolved, site: Site, remote: Remote, head: Host) -> list[Result]:
+    """One result for each item of the lock; one alone where there is no lock, or it cannot be held."""
     try:
-        locking = check_lock(resolved, site, {})
+        there = None
+        if read_entry(resolved.recipe) is not None:
+            there = software_of(Fleet(remote, site.python), head, resolved.recipe.extras).items
+        locking = check_lock(resolved, site, {}, there)
     except VerlMusaError as error:
         seen = "; ".join(part for part in (error.message, error.where, error.found) if part)
         return [
