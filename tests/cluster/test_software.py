@@ -54,14 +54,32 @@ def test_the_agent_says_what_a_job_would_run_in(monkeypatch: pytest.MonkeyPatch)
         raise ImageError("this image is not the one that was built", where="/opt/a.py", found="a.py differs")
 
     monkeypatch.setattr(current, "require_untouched", touched)
-    assert serve("software", '{"extras": []}')["changed"] == {"where": "/opt/a.py", "found": "a.py differs"}
+    seen = {"where": "/opt/a.py", "found": "a.py differs"}
+    assert serve("software", '{"extras": []}')["changed"] == seen
+    assert serve("software", '{"extras": [], "brief": true}') == {"changed": seen}
 
 
 def test_the_head_is_asked() -> None:
     remote = Answers(THERE)
-    found = software_of(Fleet(remote), HEAD, ["megatron"])
-    assert remote.asked == [("software", {"extras": ["megatron"]})]
+    found = software_of(Fleet(remote), [HEAD], ["megatron"])
+    assert remote.asked == [("software", {"extras": ["megatron"], "brief": False})]
     assert found.items == {"image": THERE["image"], "patches": {"series": "0123456789abcdef"}}
+    assert found.changed == {}
+
+
+def test_a_change_on_any_host_is_seen_and_a_silent_host_is_left_to_preflight() -> None:
+    class Hosts(Answers):
+        def run(self, host: Host, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Done:
+            answers: dict[str, dict[str, Any]] = {
+                "node1": THERE,
+                "node2": {"changed": {"where": "/opt/a.py", "found": "a.py differs"}},
+            }
+            self.answer = answers.get(host.name)
+            return super().run(host, argv, stdin=stdin, timeout_s=timeout_s)
+
+    hosts = [HEAD, Host("node2", "192.0.2.2"), Host("node3", "192.0.2.3")]
+    found = software_of(Fleet(Hosts(None)), hosts, [])
+    assert found.changed == {"node2": {"where": "/opt/a.py", "found": "a.py differs"}}
 
 
 @pytest.mark.parametrize(
@@ -74,13 +92,14 @@ def test_the_head_is_asked() -> None:
 )
 def test_a_head_that_does_not_say_stops_the_run(answer: dict[str, Any] | None, says: str) -> None:
     with pytest.raises(HostError, match=says) as caught:
-        software_of(Fleet(Answers(answer)), HEAD, [])
+        software_of(Fleet(Answers(answer)), [HEAD], [])
     assert caught.value.where == "node1"
 
 
 def test_an_image_that_somebody_changed_on_the_head_is_refused() -> None:
-    changed = Software("node1", {}, "", {}, {"where": "/opt/a.py", "found": "a.py differs"})
-    with pytest.raises(ImageError, match="the image on host node1") as caught:
+    seen = {"where": "/opt/a.py", "found": "a.py differs"}
+    changed = Software({}, "", {}, {"node1": seen, "node2": seen})
+    with pytest.raises(ImageError, match="the image on host node1 and 1 other hosts") as caught:
         lock.refuse_changed_image(RunOptions(recipe="x"), changed)
     assert caught.value.where == "node1: /opt/a.py"
     lock.refuse_changed_image(RunOptions(recipe="x", unlocked=("image=a test",)), changed)
@@ -88,7 +107,7 @@ def test_an_image_that_somebody_changed_on_the_head_is_refused() -> None:
 
 def test_the_head_s_provenance_is_kept_beside_the_run(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    lock.keep_provenance(run, Software("node1", {}, "", {"kind": "image"}, {}))
+    lock.keep_provenance(run, Software({}, "", {"kind": "image"}, {}))
     assert json.loads(run.provenance.read_text()) == {"kind": "image"}
 
 

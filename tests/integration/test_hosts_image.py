@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ci.hosts import Host, Hosts, Shape, faults, up
-from ci.hosts.model import IMAGE_PYTHON, SITE_INSIDE
+from ci.hosts.model import IMAGE_PYTHON, SHARED, SITE_INSIDE
 
 from .conftest import SimImage
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 LAYER_LIMIT_S = 120.0
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "qwen3-tiny-dense"
+PATCHED = "/opt/verl-musa/lib/python3.11/site-packages/verl/utils/ray_utils.py"
 SERIES = "/opt/verl-musa/lib/python3.11/site-packages/verl_musa/_patches/series.yaml"
 
 
@@ -49,3 +53,12 @@ def test_hosts_of_the_image_are_found_fit_and_a_changed_one_is_named(sim_image: 
             ("version.ray", "host2")
         ]
         assert preflight(hosts, None) == []
+        shutil.copytree(RECIPE, hosts.shared / "recipes" / RECIPE.name)
+        with faults.changed_file(second, PATCHED, "# edited\n"):
+            run = ("run", f"{SHARED}/recipes/{RECIPE.name}", "--nodes", "2", "--devices-per-node", "1")
+            command = hosts.verl_musa(*run, "--site", SITE_INSIDE, login=first)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+        assert done.returncode == 2, done.stderr
+        assert "the image on host host2 is not the one that was built" in done.stderr
+        assert f"host2: {PATCHED}" in done.stderr
+        assert not (hosts.shared / "runs").exists()

@@ -223,7 +223,7 @@ def _keep(state: NodeState, states: NodeStates) -> list[str]:
 
 
 def software(request: Request, states: NodeStates) -> Answer:
-    """What a job with the given extras would run in on this host, and whether somebody has changed its image."""
+    """What a job with the given extras would run in on this host, and whether somebody has changed its image; ``brief``: only that."""
     from verl_musa.image.current import image_with, require_untouched, run_provenance
     from verl_musa.patching import load_series
 
@@ -233,6 +233,8 @@ def software(request: Request, states: NodeStates) -> Answer:
         require_untouched()
     except ImageError as error:
         changed = {"where": str(error.where), "found": str(error.found)}
+    if request.get("brief"):
+        return {"changed": changed}
     return {
         "image": image_with([str(name) for name in request["extras"]]),
         "series": load_series().digest,

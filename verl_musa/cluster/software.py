@@ -1,4 +1,4 @@
-"""What a run on several hosts runs in: asked of the head, since the machine that starts the run may have another environment."""
+"""What a run on several hosts runs in: asked of them, since the machine that starts the run may have another environment."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ ASK_S = 180.0
 
 @dataclass(frozen=True)
 class Software:
-    """What the head runs in; that the other hosts hold the same is preflight's business.
+    """What the head runs in; that the others' records say the same is preflight's business.
 
     Attributes:
-        host: its name.
         image: ``{"kind", "sha256", "packages"}``, see :func:`verl_musa.image.current.image_with`.
         series: digest of the patch series.
         provenance: what is kept beside the run.
-        changed: which file of its image somebody has changed, and how that was found; empty where nobody has.
+        changed: host -> ``{"where", "found"}`` of a file of its image that somebody has changed.
     """
 
-    host: str
     image: Mapping[str, Any]
     series: str
     provenance: Mapping[str, Any]
-    changed: Mapping[str, str]
+    changed: Mapping[str, Mapping[str, str]]
 
     @property
     def items(self) -> dict[str, Any]:
@@ -38,23 +36,35 @@ class Software:
         return {"image": dict(self.image), "patches": {"series": self.series}}
 
 
-def software_of(fleet: Fleet, head: Host, extras: Sequence[str]) -> Software:
-    """Ask the head.
+def software_of(fleet: Fleet, hosts: Sequence[Host], extras: Sequence[str]) -> Software:
+    """Ask all hosts at once, the head first among them. Of another one that does not answer preflight says why.
 
     Raises:
-        HostError: it does not answer, or cannot say.
+        HostError: the head does not answer, or cannot say.
     """
-    answered = fleet.call(head, "software", {"extras": list(extras)}, timeout_s=ASK_S)
+    head = hosts[0]
+    answers = fleet.call_all(
+        hosts,
+        "software",
+        lambda host: {"extras": list(extras), "brief": host is not head},
+        timeout_s=ASK_S,
+    )
+    answered = answers[head.name]
     if not answered.ok or answered.answer is None:
         raise failure(answered, "what it runs in")
+    changed = {
+        name: one.answer["changed"]
+        for name, one in answers.items()
+        if one.ok and one.answer is not None and one.answer.get("changed")
+    }
     said = answered.answer
     try:
-        return Software(head.name, said["image"], said["series"], said["provenance"], said["changed"])
+        return Software(said["image"], said["series"], said["provenance"], changed)
     except KeyError as error:
         raise HostError(
             "the head did not say what it runs in",
             where=head.name,
             found=f"an answer without {error}",
-            expected="image, series, provenance, changed",
+            expected="image, series, provenance",
             fix="install the same verl-musa on all hosts",
         ) from error

@@ -24,10 +24,12 @@ def refuse_changed_image(options: RunOptions, there: Software | None = None) -> 
         return
     require_untouched()
     if there is not None and there.changed:
+        host, changed = next(iter(there.changed.items()))
+        others = len(there.changed) - 1
         raise ImageError(
-            f"the image on host {there.host} is not the one that was built",
-            where=f"{there.host}: {there.changed['where']}",
-            found=there.changed["found"],
+            f"the image on host {host}{f' and {others} other hosts' if others else ''} is not the one that was built",
+            where=f"{host}: {changed['where']}",
+            found=changed["found"],
             expected="the files that its provenance lists",
             fix="start its container from the image again; let it through for this run with --unlocked image='why'",
         )

@@ -106,8 +106,8 @@ def _launch(options: RunOptions, recipe: Recipe, layout: Layout, display: Displa
     fleet = Fleet(Ssh(layout.site), layout.site.python)
     if options.resume is not None:
         _end_leftovers(Path(options.resume).name, layout, fleet, display)
-    display.phase("asking the head what it runs in")
-    there = software_of(fleet, layout.hosts[0], recipe.extras)
+    display.phase("asking the hosts what they run in")
+    there = software_of(fleet, layout.hosts, recipe.extras)
     prepared = prepare(options, display, layout, there)
     clocks = preflight(prepared, layout, display)
     write_directory(prepared, None, layout.site.python)

@@ -17,7 +17,7 @@ def lock_results(resolved: Resolved, site: Site, remote: Remote, head: Host) -> 
     try:
         there = None
         if read_entry(resolved.recipe) is not None:
-            there = software_of(Fleet(remote, site.python), head, resolved.recipe.extras).items
+            there = software_of(Fleet(remote, site.python), [head], resolved.recipe.extras).items
         locking = check_lock(resolved, site, {}, there)
     except VerlMusaError as error:
         seen = "; ".join(part for part in (error.message, error.where, error.found) if part)
