@@ -186,7 +186,14 @@ def _install_engine() -> None:
 
 @pytest.fixture(scope="session")
 def image_tool() -> Iterator[ImageTool]:
-    """An engine of this session's own, ended and removed with it; skips with the reason where none can start."""
+    """An engine of this session's own, ended and removed with it; skips with the reason where none can start.
+
+    That of DOCKER_HOST where VERL_MUSA_TEST_IMAGE names an image in it.
+    """
+    if "VERL_MUSA_TEST_IMAGE" in os.environ:
+        with tempfile.TemporaryDirectory(prefix="verl-musa-images-") as kept:
+            yield ImageTool(os.environ["DOCKER_HOST"], Path(kept))
+        return
     if _missing():
         _install_engine()
     if _missing():
