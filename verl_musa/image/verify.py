@@ -343,7 +343,7 @@ def record(folder: Path | None = None, *, filesystem: bool = False) -> Provenanc
     build = read_build_facts()
     sbom = share_folder() / SBOM
     if filesystem and sbom.is_file():
-        add_to_sbom(sbom)  # first, for it is among the files that are listed
+        add_to_sbom(sbom)
     found = (
         image_provenance(build)
         if filesystem
