@@ -122,10 +122,12 @@ def test_preflight_holds_the_lock_against_what_the_head_runs_in(
         "data": {},
         "config": {"sha256": "1", "values": {}},
     }
-    here = {"image": {"kind": "environment", "sha256": "b" * 64, "packages": {}}, "patches": {"series": "1"}}
     monkeypatch.setattr("verl_musa.image.lock.read_entry", lambda _: entry | others)
     monkeypatch.setattr("verl_musa.cluster.preflight.locking.read_entry", lambda _: entry | others)
-    monkeypatch.setattr("verl_musa.image.lock.make_entry", lambda *_: here | others)
+    parts = {"_conversions": "conversion", "_models": "model", "_data": "data", "_config": "config"}
+    for name, item in parts.items():
+        monkeypatch.setattr(f"verl_musa.image.lock.{name}", lambda *_, item=item: others[item])
+    monkeypatch.delattr("verl_musa.image.lock.current_image")  # this machine's is not asked for
     found = {one.check: one.status.value for one in lock_results(resolved, Site(), Answers(THERE), HEAD)}
     assert set(found.values()) == {"OK"}, found
     silent = lock_results(resolved, Site(), Answers(None), HEAD)

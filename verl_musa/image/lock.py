@@ -77,16 +77,16 @@ def parse_unlocked(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def make_entry(resolved: Resolved, site: Site) -> Entry:
-    """What the recipe consists of here and now.
+def make_entry(resolved: Resolved, site: Site, there: Mapping[str, Any] | None = None) -> Entry:
+    """What the recipe consists of now: image and patches of this machine, or ``there``, those of the hosts of the run.
 
     Raises:
         VerlMusaError: a file of it is missing or unreadable.
     """
     names = _symbols(resolved, site)
+    software = there or {"image": current_image(resolved), "patches": {"series": load_series().digest}}
     return {
-        "image": current_image(resolved),
-        "patches": {"series": load_series().digest},
+        **software,
         "conversion": _conversions(resolved, names),
         "model": _models(resolved, names),
         "data": _data(resolved, names),
@@ -149,7 +149,7 @@ def check_lock(
 ) -> Locking:
     """Hold the recipe against its lock. Starts nothing and changes nothing.
 
-    ``there``: items that are facts of the hosts of the run, where these are not this machine.
+    ``there``: as for :func:`make_entry`.
 
     Raises:
         VerlMusaError: the lock or a file of the recipe cannot be read.
@@ -160,7 +160,7 @@ def check_lock(
         has_file = lock_path(recipe).is_file()
         why = f"{LOCK} has no entry for {recipe.title}" if has_file else f"no {LOCK}"
         return Locking("unlocked", why, unlocked=dict(unlocked))
-    found = make_entry(resolved, site) | dict(there or {})
+    found = make_entry(resolved, site, there)
     results = [_result(item, _COMPARE[item](locked[item], found[item]), unlocked, recipe) for item in ITEMS]
     let_through = {result.check.removeprefix("lock."): unlocked[result.check.removeprefix("lock.")]
                    for result in results if result.status is Status.WARN}  # fmt: skip
